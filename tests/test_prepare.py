@@ -270,15 +270,17 @@ def test_odd_cells_are_those_of_a_parquet(name, tmp_path):
 
 
 def test_gaps_of_a_parquet_are_those_of_the_csv(tmp_path):
-    """With nulls, times and whole numbers, over more rows than a block has."""
+    """With nulls, dates as whole numbers and whole numbers, over more rows than a block has."""
     numbers = np.arange(70_000)
-    when = np.datetime64("2020-01-01T00:00", "s") + 3600 * numbers
+    when = np.datetime64("1950-01-01") + numbers
+    digits = [int(str(day).replace("-", "")) for day in when]
     gaps = pa.array(numbers % 13, mask=numbers % 10 == 3)
     rows = pa.table({"when": when, "x": numbers % 977 / 7, "n": gaps})
-    pyarrow.parquet.write_table(rows, tmp_path / "rows.parquet", row_group_size=10_001)
     pyarrow.csv.write_csv(rows, tmp_path / "rows.csv")
+    rows = rows.set_column(0, "when", [digits])
+    pyarrow.parquet.write_table(rows, tmp_path / "rows.parquet", row_group_size=10_001)
     for name in ("parquet", "csv"):
-        flags = "--fill last --frames H1,H4,D1"
+        flags = "--fill last --frames D1,D4,W1"
         assert prepare(tmp_path, "timeseries", f"rows.{name}", flags, name).code == 0
     assert contents(tmp_path, "timeseries", "parquet") == contents(tmp_path, "timeseries", "csv")
 

@@ -90,9 +90,12 @@ def test_hdf5_is_read_as_it_is(tmp_path):
     assert "linear" in done(tmp_path, "evaluate")
     done(tmp_path, "predict", "--input", "windows.h5", "--output", "new.npz")
     assert np.load(tmp_path / "new.npz")["prediction"].shape == (400, 3)
-    hdf5(tmp_path / "new", features=np.ones((400, 15, 3)))
-    other = refused(tmp_path, "predict", "--input", "new/windows.h5")
-    one_error(other, "windows of \\(15, 3\\), but \\(16, 3\\) in the training data")
+    for features, says in (
+        (np.ones((400, 15, 3)), "windows of \\(15, 3\\), but \\(16, 3\\) in the training data"),
+        (np.full((400, 16, 3), np.inf), "not finite: .*rows 0 to 0"),
+    ):
+        hdf5(tmp_path, features=features)
+        one_error(refused(tmp_path, "predict", "--input", "windows.h5"), says)
 
 
 def test_columns_that_never_change_are_said(tmp_path):
@@ -149,6 +152,10 @@ BAD_HDF5 = {
     "not finite": (
         {"targets": np.where(np.arange(1200).reshape(400, 3) == 30, np.nan, 1)},
         ["not finite", "rows 10 to 10"],
+    ),
+    "beyond float32": (
+        {"targets": 1e9 + np.arange(1200.0).reshape(400, 3) % 7},
+        ["float32 rounds .*targets, column 0: subtract a constant"],
     ),
 }
 

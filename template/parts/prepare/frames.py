@@ -49,7 +49,7 @@ def make_frames(
     finer_step = 0  # the step of the previous frame
     for name, history in zip(names, histories, strict=True):
         step = series.step if name == "rows" else seconds(name)
-        if step < series.step or step <= finer_step or step % series.step:
+        if step <= finer_step or step % series.step:
             remedy = f"choose multiples of {series.step} s, the distance of rows, finest first"
             raise UserError(f"a frame of {step} s does not fit here", f"--frames {name}", remedy)
         bars = resample(series, step, rules)
@@ -71,27 +71,33 @@ def seconds(name: str) -> int:
 
 
 def resample(series: Series, step: int, rules: dict[str, str]) -> Series:
-    """Return the closed bars of `step` seconds, each with its start time."""
+    """Return the closed bars of `step` seconds, each with its start time.
+
+    If a row is known only after the end of its bar, because rows are irregular, the bar's time is
+    later.
+    """
     if step == series.step:
         return series
     bar_of_row = series.times // step
     begins = np.flatnonzero(np.diff(bar_of_row, prepend=bar_of_row[0] - 1))
-    times = bar_of_row[begins] * step
+    last_rows = np.append(begins[1:], len(series)) - 1
+    earliest_times = series.times[last_rows] + series.step - step
+    times = np.maximum(bar_of_row[begins] * step, earliest_times)
     columns = []
     for name, column in zip(series.names, series.values.T, strict=True):
         rule = rules.get(name) or BY_NAME.get(name.lower(), "last")
-        columns.append(_reduce(column, begins, rule))
+        columns.append(_reduce(column, begins, last_rows, rule))
     is_closed = times + step <= series.times[-1] + series.step
     return Series(series.names, times[is_closed], np.stack(columns, 1)[is_closed], step)
 
 
-def _reduce(column: np.ndarray, begins: np.ndarray, rule: str) -> np.ndarray:
-    """Reduce a column (n,) to (bars,); begins (bars,) are the first rows of the bars."""
+def _reduce(column: np.ndarray, begins: np.ndarray, last_rows: np.ndarray, rule: str) -> np.ndarray:
+    """Reduce a column (n,) to (bars,); begins and last_rows (bars,) are the rows of the bars."""
     if rule in REDUCE:
         return REDUCE[rule].reduceat(column, begins)
     if rule == "first":
         return column[begins]
-    return column[np.append(begins[1:], len(column)) - 1]
+    return column[last_rows]
 
 
 # --- what a window may see
@@ -107,11 +113,9 @@ def find_reach(frames: list[Frame]) -> int:
     base = frames[0].bars
     reach = 0
     for frame in frames:
-        # The bar that completes the history, as the time of the row at which it closes.
-        ends = frame.bars.times[frame.history - 1 : frame.history] + frame.bars.step - base.step
-        if not len(ends):
-            return len(base)
-        reach = max(reach, int(np.searchsorted(base.times, ends[0])) + 1)
+        # The time of the row at which the bar closes that completes the history.
+        end = frame.bars.times[frame.history - 1] + frame.bars.step - base.step
+        reach = max(reach, int(np.searchsorted(base.times, end)) + 1)
     return reach
 
 
@@ -161,8 +165,7 @@ def check_splits(splits: Splits, reach: int, horizon: int, where: str) -> None:
 def learn_scale(bars: Series, base: Series, border: int) -> Scaler:
     """Compute the scale of the bars that have closed before row `border` of the first frame."""
     scaler = Scaler(len(base.names))
-    last_time = base.times[border - 1 : border]
-    num_closed = int(count_closed(bars, base, last_time)[0])
+    num_closed = count_closed(bars, base, base.times[border - 1])
     for values in blocks_of(bars.values[:num_closed]):
         scaler.add(values)
     return scaler

@@ -12,12 +12,17 @@ import numpy as np
 
 from ..engine.errors import UserError
 from ..engine.store import StoreWriter
-from .scaling import BLOCK_ROWS
+from .scaling import BLOCK_ROWS, Scaler
 
 if TYPE_CHECKING:
     from .tables import Block, Source
 
 EMPTY = ("", "NA", "nan", "NaN")
+UNSORTED = (
+    "sort the rows, and keep one per time (read to the second); if no column is a time, `prepare` "
+    "with --time-column none"
+)
+SAMPLED = 61  # one row of so many shows how much float32 rounds
 
 
 @dataclass(frozen=True)
@@ -52,16 +57,19 @@ def read_series(
 ) -> Series:
     """Read the table, or the columns `only`, into arrays that `writer` keeps until it closes.
 
-    fill: `last` replaces empty cells with the last known value. Raises `UserError`, with row and
-    column, for a table that is not a series.
+    The source of `writer` gets the name of the time column. fill: `last` replaces empty cells with
+    the last known value. Raises `UserError`, with row and column, for a table that is not a series.
     """
     blocks = source.blocks()
     first = next(blocks)
     time, names = choose_columns(first, time, drop, only)
+    writer.source["time_column"] = time
     remedy = "fix it" if only else "fix it, or see --drop"
     last_time = np.empty(0, np.int64)
     last_values = np.full(len(names), np.nan)
     num_empty = 0
+    scaler = Scaler(len(names))
+    rounding = Scaler(len(names))
 
     for block in chain([first], blocks):
         values = np.stack([block.numbers(name, remedy) for name in names], 1)
@@ -74,12 +82,17 @@ def read_series(
         times = read_times(block, time, last_time)
         writer.append(".values", values.astype(np.float32))
         writer.append(".times", times)
+        sample = values[::SAMPLED]
+        scaler.add(sample)
+        rounding.add(sample - sample.astype(np.float32))
         last_time = times[-1:]
         last_values = values[-1]
 
     if num_empty:
-        cells = "cell" if num_empty == 1 else "cells"
-        print(f"note: {num_empty:,} empty {cells} filled with the last value")
+        print(f"note: empty cells filled with the last value: {num_empty:,}")
+    for place in np.flatnonzero(rounding.squares > 1e-6 * scaler.squares):
+        what = "by more than 0.1 % of its standard deviation"
+        print(f"note: float32 rounds column '{names[place]}' {what}: subtract a constant first")
     times = writer.appended(".times")
     return Series(names, times, writer.appended(".values"), find_step(times))
 
@@ -87,17 +100,14 @@ def read_series(
 def choose_columns(
     block: Block, time: str | None, drop: list[str], only: list[str] | None
 ) -> tuple[str, list[str]]:
-    """Return the name of the time column, empty if rows count, and the names of the values."""
+    """Return the name of the time column, `none` if rows count, and the names of the values."""
     from .tables import place_of
 
     header = block.table.column_names
     path = block.source.path
-    if time == "none":
-        time = ""
-    elif not time:
-        time = header[0]
+    time = time or header[0]
     names = only or [name for name in header if name != time and name not in drop]
-    needed = [time] if time else []
+    needed = [] if time == "none" else [time]
     for name in [*drop, *names, *needed]:
         place_of(name, header, path)
     if not names:
@@ -136,7 +146,7 @@ def read_times(block: Block, column: str, last: np.ndarray) -> np.ndarray:
     last: the time of the row before, empty for the first block. Raises `UserError` for a row that
     is not later than the row before.
     """
-    if not column:
+    if column == "none":
         return block.first + np.arange(len(block.table))
     times, is_known = block.times(column)
     if not is_known.all():
@@ -149,7 +159,7 @@ def read_times(block: Block, column: str, last: np.ndarray) -> np.ndarray:
         row = int(wrong[0]) + len(times) - len(distances)
         what = "the time goes back" if distances[wrong[0]] else "the same time twice"
         cell = block.column(column)[row]
-        raise block.error(f"{what}: '{cell}'", row, column, "sort the rows, and keep one per time")
+        raise block.error(f"{what}: '{cell}'", row, column, UNSORTED)
     return times
 
 

@@ -78,7 +78,8 @@ class Source:
         self.style = {name: stated[name] for name in STYLE}
         self.missing = [*missing, *self.style["missing"]]
 
-        self.formats = [ISO, *FORMATS]  # candidates for columns of times
+        # Candidates for columns of times: ISO includes whole seconds.
+        self.formats = ["%Y%m%d", ISO, *FORMATS]
         self.time_formats: dict[str, str] = dict(known.get("time_formats", {}))  # by column
         if "time_format" in self.given:
             self.formats = [flags["time_format"], ISO]
@@ -178,12 +179,10 @@ class Source:
             raise UserError(what, str(path), remedy)
 
         expected = self.style
-        delimiter = self.given.get("delimiter")
-        if not delimiter:
-            delimiter = guess_delimiter(sample, expected["delimiter"])
-        decimal = self.given.get("decimal")
-        if not decimal:
-            decimal = guess_decimal(sample, delimiter, expected["decimal"])
+        guessed = guess_delimiter(sample, expected["delimiter"])
+        delimiter = self.given.get("delimiter", guessed)
+        guessed = guess_decimal(sample, delimiter, expected["decimal"])
+        decimal = self.given.get("decimal", guessed)
         self.style = {**expected, "delimiter": delimiter, "decimal": decimal}
         if self.style != expected:
             flags = f"--delimiter {NAMES.get(delimiter, repr(delimiter))} --decimal {decimal}"
@@ -319,13 +318,12 @@ class Block(NamedTuple):
             # With another decimal mark, a cell with a point is not a number.
             without_points = pc.replace_substring(self.column(name), ".", "x")
             column = pc.replace_substring(without_points, decimal, ".")
-        if pa.types.is_temporal(column.type):
-            return np.full(len(column), TEXT), column.is_valid().to_numpy()
-        with suppress(pa.ArrowInvalid):
+        with suppress(pa.ArrowException):
             numbers = column.cast(FLOAT, safe=False)
             return numbers.to_numpy(), numbers.is_valid().to_numpy()
 
-        # Some cells are texts, or Arrow cannot read them. Python reads each distinct cell once.
+        # Some cells are texts or times, or Arrow cannot read them. Python reads each distinct cell
+        # once.
         if decimal == ".":
             column = self.column(name)
         places, cells = encode(column)
@@ -362,6 +360,8 @@ class Block(NamedTuple):
         time, and for times that can be read in two ways.
         """
         column = self.column(name)
+        if pa.types.is_integer(column.type):
+            column = column.cast(STRING)
         known = self.source.time_formats
         if name not in known and column.type == STRING:
             cells = column.unique().drop_null()
@@ -373,9 +373,8 @@ class Block(NamedTuple):
         is_wrong = is_known & seconds.is_null().to_numpy()
         if is_wrong.any():
             row = int(is_wrong.argmax())
-            remedy = "write it as 2024-01-31 or 2024-01-31 16:00:00, or see --time-format"
-            if time_format != ISO:
-                remedy = f"write it as '{time_format}' like the others, or see --time-format"
+            wanted = time_format or "2024-01-31 16:00:00"
+            remedy = f"write it as '{wanted}', or see --time-format and other flags of `prepare`"
             raise self.error(f"'{column[row]}' is not a time", row, name, remedy)
         return seconds.fill_null(0).to_numpy(), is_known
 

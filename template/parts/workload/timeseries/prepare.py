@@ -83,22 +83,19 @@ def fill(
     names = [name.strip() for name in arguments.frames.split(",")]
     histories = read_histories(arguments.history, names)
     frames = make_frames(series, names, histories, rules)
-    targets = list(range(len(columns)))
-    if arguments.targets:
-        wanted = arguments.targets.split(",")
-        targets = [place_of(name.strip(), columns, source.path) for name in wanted]
+    wanted = arguments.targets.split(",") if arguments.targets else columns
+    targets = [place_of(name.strip(), columns, source.path) for name in wanted]
 
     splits = borders(arguments.split, len(frames[0].bars))
     where = f"--split {arguments.split}"
     facts, lines = describe(frames, splits, targets, arguments.horizon, where)
     write_frames(writer, frames, splits, facts)
-    writer.source = {
+    writer.source |= {
         "file": source.path.name,
         "rows": len(series),
         "split": arguments.split,
         "aggregate": rules,
         "fill": arguments.fill,
-        "time_column": arguments.time_column,
         **source.written,
     }
     return frames, lines

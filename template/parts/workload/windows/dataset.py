@@ -82,11 +82,11 @@ def write_windows(
 
     Only features are stored in half precision. One pass checks every value and computes the scaler
     from the training rows. Returns the rounding error of `dtype` (root mean square, in standard
-    deviations). Raises `UserError` with the row of a value that is not finite.
+    deviations). Raises `UserError` as `check_values` does.
     """
     border = splits["train"][1]
-    scale = _checked(features, border)
-    target_scale = _checked(targets, border)
+    scale = check_values(features, border)
+    target_scale = check_values(targets, border)
     facts = {
         "columns": features.shape[2],
         "history": features.shape[1],
@@ -120,13 +120,22 @@ def _blocks(array: Array, title: str) -> Iterator[tuple[int, np.ndarray]]:
         yield first, array.read(first, min(first + rows, array.shape[0]))
 
 
-def _checked(array: Array, border: int) -> dict[str, list[float]]:
-    """Check every value, and return the scale of the first `border` rows along the last axis."""
+def check_values(array: Array, border: int) -> dict[str, list[float]]:
+    """Check every value, and return the scale of the first `border` rows along the last axis.
+
+    Raises `UserError` with the row of a value that is not finite, and for a column that float32
+    rounds by much of its standard deviation.
+    """
     scaler = Scaler(array.shape[-1])
+    rounding = Scaler(array.shape[-1])
     for first, values in _blocks(array, "checking"):
         _check_finite(array, first, values)
         if first < border:
-            scaler.add(values[: border - first].reshape(-1, array.shape[-1]))
+            rows = values[: border - first].reshape(-1, array.shape[-1])
+            scaler.add(rows)
+            if not np.can_cast(rows.dtype, np.float32):
+                rounding.add(rows - rows.astype(np.float32))
+    _check_rounding(array, rounding.squares > 1e-6 * scaler.squares)
     constant = scaler.low == scaler.high
     if constant.any():
         _note_constant(array, constant)
@@ -141,6 +150,14 @@ def _check_finite(array: Array, first: int, values: np.ndarray) -> None:
         row = first + int(np.argwhere(~is_finite)[0, 0])
         remedy = "fix it, or remove the row"
         raise UserError("a value is not finite", place_in(array, row), remedy)
+
+
+def _check_rounding(array: Array, is_rounded: np.ndarray) -> None:
+    """Raise `UserError` for the first column that float32 rounds too much."""
+    if is_rounded.any():
+        what = "float32 rounds the values by more than 0.1 % of their standard deviation"
+        where = f"{array.path}, {array.name}, column {int(is_rounded.argmax())}"
+        raise UserError(what, where, "subtract a constant first")
 
 
 def _note_constant(array: Array, constant: np.ndarray) -> None:

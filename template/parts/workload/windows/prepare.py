@@ -134,6 +134,7 @@ def new_store(path: Path, flags: dict[str, Any], trained: Store, folder: Path) -
 
     It has the metadata of the training data.
     """
+    from ..dataset import check_values
     from ..engine.hdf5 import refer
     from ..engine.store import StoreWriter
 
@@ -144,6 +145,7 @@ def new_store(path: Path, flags: dict[str, Any], trained: Store, folder: Path) -
     if features.shape[1:] != expected:
         what = f"windows of {features.shape[1:]}, but {expected} in the training data"
         raise UserError(what, str(path), "provide windows of the same shape")
+    check_values(features, border=0)
     with StoreWriter(folder, trained.workload) as writer:
         refer(writer, features=features)
         writer.facts = facts
