@@ -92,7 +92,6 @@ def take_step(
     The group is the micro-batches [first, end) of its epoch.
     """
     project = run.project
-    precision = project.precision
     distributed = project.distributed
     monitor = run.monitor
 
@@ -103,7 +102,7 @@ def take_step(
     total_weight = distributed.sum_over_ranks(sum_of_weights(losses)).clamp(min=1)
     total_weight = total_weight / (distributed.world * step_fraction)
     # Unscale, divide and clip the gradients in one pass; then step and clear them.
-    norm = precision.step(optimizer, run.settings.training.gradient_clip, total_weight)
+    norm = project.precision.step(optimizer, run.settings.training.gradient_clip, total_weight)
     step = run.advance(end)
 
     # log

@@ -279,8 +279,7 @@ class Settings(Section):
             if key == "phases":
                 value = self.resolved()[key]
             origin = self.origins[key]
-            default = setting.default
-            rows.append({"name": key, "value": value, "default": default, "origin": origin})
+            rows.append({"name": key, "value": value, "default": setting.default, "origin": origin})
         return rows
 
     def without_effect(self, keys: Iterable[str], why: str) -> list[str]:

@@ -180,7 +180,7 @@ def make_optimizer(model: nn.Module, settings: Any) -> torch.optim.Optimizer:
 def _keep_options(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
     """Keep the settings of a resumed run, such as `fused`, where a checkpoint has others."""
     for saved, group in zip(state["param_groups"], optimizer.param_groups, strict=False):
-        saved |= {name: value for name, value in group.items() if name != "params"}
+        saved.update(group, params=saved["params"])
 
 
 def muon() -> Any:

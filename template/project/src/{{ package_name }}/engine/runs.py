@@ -88,20 +88,18 @@ def find_run(name_or_path: str | Path | None = None) -> Path:
 
     Raises `UserError` that lists the runs if there is no such run.
     """
-    newest_first = all_runs()[::-1]
-    start = "start one with the command train"
-    if not name_or_path:
-        if not newest_first:
-            raise UserError("no run yet", f"{RUNS}/", start)
-        return newest_first[0]
+    if name_or_path:
+        for folder in (RUNS / name_or_path, Path(name_or_path)):
+            if is_run(folder):
+                return folder
 
-    for folder in (RUNS / name_or_path, Path(name_or_path)):
-        if is_run(folder):
-            return folder
-    known = f"there is no run yet: {start}"
-    if newest_first:
-        known = "the newest runs are " + ", ".join(run.name for run in newest_first[:8])
-    raise UserError(f"no run '{name_or_path}'", f"{RUNS}/", known)
+    newest_first = all_runs()[::-1]
+    if not newest_first:
+        raise UserError("no run yet", f"{RUNS}/", "start one with the command train")
+    if not name_or_path:
+        return newest_first[0]
+    known = ", ".join(run.name for run in newest_first[:8])
+    raise UserError(f"no run '{name_or_path}'", f"{RUNS}/", f"the newest runs are {known}")
 
 
 def new_run(name: str | None = None) -> Path:
@@ -142,8 +140,8 @@ def amend(run: Path, text: str, since: str) -> None:
     # Another number of lines is another version's: then none is marked.
     if len(old_lines) == len(lines):
         for index, old_line in enumerate(old_lines):
-            setting = old_line.partition("  # ")[0]  # without where its value came from
-            is_same = lines[index].partition("  # ")[0] == setting
+            # Compare without where the values came from.
+            is_same = lines[index].partition("  # ")[0] == old_line.partition("  # ")[0]
             lines[index] = old_line if is_same else f"{lines[index]}, {since}"
     write_text(path, "\n".join([*lines, ""]))
 
@@ -155,8 +153,7 @@ def write_status(run: Path, state: str, reason: str, step: int, resumed: bool = 
     if resumed:
         resumes.append(step)
     with suppress(OSError):
-        status = {"state": state, "reason": reason, "step": step, "resumes": resumes}
-        write_json(path, status)
+        write_json(path, {"state": state, "reason": reason, "step": step, "resumes": resumes})
 
 
 # --- the environment of a run
