@@ -360,9 +360,9 @@ class Block(NamedTuple):
         time, and for times that can be read in two ways.
         """
         column = self.column(name)
-        if pa.types.is_integer(column.type):
-            column = column.cast(STRING)
         known = self.source.time_formats
+        if pa.types.is_integer(column.type) and known.get(name) != ISO:
+            column = column.cast(STRING)
         if name not in known and column.type == STRING:
             cells = column.unique().drop_null()
             where = f"{self.source.path}, column '{name}'"
