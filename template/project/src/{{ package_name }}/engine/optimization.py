@@ -170,6 +170,12 @@ def make_optimizer(model: nn.Module, settings: Any) -> torch.optim.Optimizer:
         return made
     groups = decay_groups(model.parameters(), settings.weight_decay)
     if settings.name == "adafactor":
+        if hasattr(next(model.parameters()), "to_local"):
+            raise UserError(
+                "adafactor cannot update sharded weights",
+                "optimizer.name adafactor",
+                "choose adamw, or run `copier update --defaults -r :current: -d distributed=ddp`",
+            )
         return torch.optim.Adafactor(groups, lr=settings.learning_rate)
     return torch.optim.AdamW(groups, **options)
 
