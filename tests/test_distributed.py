@@ -324,6 +324,12 @@ def test_shards_of_two_ranks_are_read_by_any_number(world, place):
     assert trained(folder) == pytest.approx(expected, rel=1e-5)
 
 
+def test_adafactor_is_refused_for_shards(place):
+    project = render(workload="llm", distributed="fsdp")
+    main, _ = run_ranks(project, "train", "--optimizer.name", "adafactor", cwd=place("llm"))
+    one_error(main, "adafactor cannot update sharded weights")
+
+
 def overflow_of_rank_one(rank: int) -> None:
     """In the fifth step: under fsdp in its shard, which rank 0 cannot see; under ddp on both."""
     from my_training.engine import precision  # type: ignore[import-not-found]

@@ -5,6 +5,7 @@ import copy
 import math
 from contextlib import contextmanager
 
+import lightning
 import pytest
 import torch
 from fakes import Loop, OneOf, Ragged, Summing, cut, ragged_batch
@@ -108,6 +109,16 @@ def test_a_group_without_targets_moves_nothing():
     loop = Loop(model, clip=1.0)(cut(batch, [3]))
     assert all(torch.equal(value, start[name]) for name, value in model.named_parameters())
     assert loop.means == [0]
+
+
+def test_lightning_leaves_the_model_on_its_device():
+    """The run uses it after the fit."""
+    loop = Loop(Ragged().to("meta"), framework="lightning")
+    module = loop._fit.__globals__["Module"](loop)
+    strategy = lightning.Trainer(accelerator="cpu").strategy
+    strategy.connect(module)
+    strategy.teardown()
+    assert module.model.head.weight.is_meta
 
 
 @pytest.mark.parametrize("share", [0.01, 0.999, 1.001])

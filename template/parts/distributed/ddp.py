@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DistributedDataParallel
 
 from .group import Group
@@ -25,10 +26,14 @@ class Distributed(Group):
     _model: Any = None
 
     def wrap(self, model: torch.nn.Module, dtype: torch.dtype | None = None) -> torch.nn.Module:
-        """Return the model that the step calls; it takes rank 0's buffers, averages gradients."""
+        """Return the model that the step calls: it averages gradients, and takes statistics of rank 0."""
         if self.world == 1:
             return model
-        wrapped = DistributedDataParallel(model, gradient_as_bucket_view=True)
+        # Buffers are exchanged before each forward. Without statistics they are constant.
+        has_statistics = any(isinstance(module, _NormBase) for module in model.modules())
+        wrapped = DistributedDataParallel(
+            model, gradient_as_bucket_view=True, broadcast_buffers=has_statistics
+        )
         self._model = wrapped
         return wrapped
 

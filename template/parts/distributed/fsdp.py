@@ -20,7 +20,7 @@ from safetensors import safe_open
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from .files import sha256
 from .group import Group
@@ -86,8 +86,11 @@ class Distributed(Group):
         """Put this rank's rows into `state`, read from the files of all ranks that saved.
 
         shapes: by key, the shape of the whole tensor, or the earlier key of the same tensor (tied
-        weights). Parts that are not in `state` are not read.
+        weights). Parts that are not in `state` are not read. A checkpoint of one process has no
+        shards; its tensors are sharded here.
         """
+        if self.world > 1 and not shapes:
+            self._shard_all(state)
         tensors: dict[str, Tensor] = {}
         files = [safe_open(path, "pt") for path in sorted(folder.glob("shard-*.safetensors"))]
         for key, shape in shapes.items():
@@ -102,6 +105,20 @@ class Distributed(Group):
             for word in path:
                 place = place[word]
             place[name] = tensors[key]
+
+    def _shard_all(self, state: dict[str, Any]) -> None:
+        """Shard the weights and the optimizer's averages in a checkpoint of one process."""
+        weights = state["model"]
+        for name, target in self._model.state_dict().items():
+            if isinstance(target, DTensor) and name in weights:
+                weights[name] = self._shard(weights[name])
+        for values in state.get("optimizer", {"state": {}})["state"].values():
+            for name, value in values.items():
+                if isinstance(value, Tensor) and value.dim() > 0:  # not the step count
+                    values[name] = self._shard(value)
+
+    def _shard(self, whole: Tensor) -> DTensor:
+        return distribute_tensor(whole.to(self.device), self._mesh, [Shard(0)])
 
     def _read(self, files: list[Any], key: str, shape: list[int]) -> Tensor:
         """Read this rank's rows of one tensor."""

@@ -91,14 +91,14 @@ class Hook:
         from ..engine.evaluation import evaluate
 
         project = run.project
-        self._exchange()
+        self._exchange(project.model)
         try:
             metrics = evaluate(
                 project.wrapped, run.validation, project.precision, project.distributed, run.agree
             )
             self.metrics = metrics or {}
         finally:
-            self._exchange()
+            self._exchange(project.model)
         yield
 
     def after_evaluation(self, run: Run, metrics: dict[str, float]) -> None:
@@ -106,7 +106,7 @@ class Hook:
         for name, value in self.metrics.items():
             metrics[f"{name}_{WEIGHTS}"] = value
 
-    def _exchange(self) -> None:
+    def _exchange(self, model: Any) -> None:
         """Swap weights and averages in place, since CUDA graphs and buckets keep addresses."""
         import torch
 
@@ -117,6 +117,10 @@ class Hook:
                 previous_weight = own(weight).clone()
                 own(weight).copy_(own(average))
                 own(average).copy_(previous_weight)
+        # FSDP keeps the weights outside of blocks gathered after a forward without backward. The
+        # next forward would use those from before the exchange.
+        if hasattr(model, "reshard"):
+            model.reshard()
 
 
 def use(model: nn.Module, states: dict[str, Any]) -> None:

@@ -60,6 +60,10 @@ class Module(lightning.LightningModule):
         else:
             super().__setattr__(name, value)
 
+    def cpu(self) -> Any:
+        """Stay on the device. Lightning calls this after `fit`, but the run still uses the model."""
+        return self
+
     def configure_optimizers(self) -> Any:
         return self.run.project.optimizer
 

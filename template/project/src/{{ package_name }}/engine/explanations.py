@@ -34,6 +34,10 @@ KNOWN = {
         "another process of this run is gone: {first}: "
         "its own output says why; `train --resume` continues from the newest checkpoint"
     ),
+    "operations that require placement changes": (  # DTensor's words
+        "adafactor cannot update sharded weights: optimizer.name: "
+        "choose adamw, or run `copier update --defaults -r :current: -d distributed=ddp`"
+    ),
     # In words of the operating system, or of torch.
     "No space left on device|Disk quota exceeded|File too large|PytorchStreamWriter failed": (
         "a file could not be written ({first}): {command}: free some space"

@@ -24,19 +24,17 @@ class Shards(NamedTuple):
 
 def fill(tensor: Any, source: Tensor) -> None:
     """Copy a complete tensor into `tensor`; if that is sharded, each rank takes its own rows."""
-    source = source.to(tensor.device)
     if hasattr(tensor, "to_local") and not hasattr(source, "to_local"):
         from torch.distributed.tensor import distribute_tensor
 
-        source = distribute_tensor(source, tensor.device_mesh, tensor.placements)
+        source = distribute_tensor(source.to(tensor.device), tensor.device_mesh, tensor.placements)
     with torch.no_grad():
         own(tensor).copy_(own(source))
 
 
-def own(tensor: Any) -> Tensor:
+def own(tensor: Any) -> Any:
     """Return this rank's rows of a sharded tensor, or another tensor as it is."""
-    local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return local
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 # --- files

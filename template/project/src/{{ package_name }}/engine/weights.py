@@ -52,8 +52,7 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> tuple[str, str]:
     total = sum(weight.numel() for weight in model.parameters())
     frozen = sum(weight.numel() for weight in model.parameters() if not weight.requires_grad)
     if frozen == total:
-        remedy = "leave some of them to train"
-        raise UserError("every weight is frozen", "training.freeze", remedy)
+        raise UserError("every weight is frozen", "training.freeze", "leave some of them to train")
     return f"{frozen / total:.1%}", f"training.freeze: {frozen:,} of {total:,}"
 
 
@@ -84,17 +83,17 @@ def load_initial(project: Project, restored: bool) -> list[str]:
 
     filled = {id(target[name]) for name in fitting}  # a tied weight has two names
     left = sorted(source.keys() - fitting)
-    new = []
-    for name, tensor in target.items():
-        if isinstance(tensor, nn.Parameter) and id(tensor) not in filled:
-            new.append(name)
+    new = [
+        name
+        for name, tensor in target.items()
+        if isinstance(tensor, nn.Parameter) and id(tensor) not in filled
+    ]
     if filled.isdisjoint(map(id, project.model.parameters())):
         remedy = f"it has {listed(source, left)}; the model has {listed(target, new)}"
         raise UserError("no weight fits this model", f"{INIT_FROM} {path}", remedy)
     notes = [f"skipped a damaged checkpoint: {name}" for name in skipped]
-    unused = listed(source, left)
-    counts = f"{len(fitting)} tensors fit; new: {listed(target, new)}; unused: {unused}"
-    return [*notes, f"weights of {path}: {counts}"]
+    counts = f"{len(fitting)} tensors fit; new: {listed(target, new)}"
+    return [*notes, f"weights of {path}: {counts}; unused: {listed(source, left)}"]
 
 
 def _floats(tensors: Tensors) -> Tensors:
