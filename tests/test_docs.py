@@ -16,7 +16,6 @@ from links import (
     documents,
     links,
     local_file,
-    other_sites,
     problems,
 )
 from links import main as check_other_sites
@@ -170,9 +169,3 @@ def test_make_links_names_an_address_that_is_gone(
     assert check_other_sites([str(page)]) == 1
     expected = f"{page}:2: {address}/gone: HTTP Error 404: Not Found\n"
     assert capsys.readouterr().out.startswith(expected)
-
-
-def test_make_links_asks_no_example_and_not_the_reader_s_own_machine(tmp_path):
-    text = "http://localhost:6006 http://127.0.0.1 https://<host>/x https://{{ wheel }} "
-    page = written(tmp_path, f"{text}{CODE_ADDRESS} {SITE_ADDRESS} https://example.org/a#b")
-    assert [place for place, _ in other_sites([page])] == ["https://example.org/a"]

@@ -9,7 +9,7 @@ import yaml
 from rendering import template
 from terminal import CLEAR, DOWN, ENTER, Terminal
 from test_update import COPIERS, _clean_home, commit, copied, run_copier  # noqa: F401  # a fixture
-from variants import choices, families, gpus, offered, questions
+from variants import choices, families, offered, questions
 
 POINTER = " » "
 COPY = [sys.executable, "-m", "copier", "copy"]
@@ -114,11 +114,6 @@ def test_each_question_choice_and_refusal_is_read_whole(workload, gpu, refusals,
         label, _, reason = line.removesuffix(")").partition(" (")
         assert "; choose " in reason, label
         assert reason.split()[-1] in ("fp32", "bf16", "ddp")
-
-
-def test_each_card_is_in_one_family():
-    listed = [card for family in families().values() for card in family["cards"]]
-    assert sorted(listed) == sorted(gpus())
 
 
 @pytest.mark.parametrize("copier", COPIERS)
