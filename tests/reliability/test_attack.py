@@ -67,7 +67,7 @@ def saved(folder: Path) -> Callable[[], Any]:
     def make() -> Any:
         one = engine("distributed").Distributed()
         return engine("checkpoint").Checkpoint(
-            folder, one, facts={"data": "a"}, model=nn.Linear(2, 1)
+            folder, one, must_match={"data": "a"}, model=nn.Linear(2, 1)
         )
 
     made = make()
