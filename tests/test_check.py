@@ -76,8 +76,8 @@ BROKEN = {
     "weights not registered": Broken(
         "tabular",
         "model.py",
-        "self.layers = nn.ModuleList()",
-        "self.layers = []",
+        "self.layers = nn.ModuleList(",
+        "self.layers = list(",
         "weights",
         r"is not registered",
     ),
