@@ -26,7 +26,7 @@ class Distributed(Group):
     _model: Any = None
 
     def wrap(self, model: torch.nn.Module, dtype: torch.dtype | None = None) -> torch.nn.Module:
-        """Return the model that the step calls: it averages gradients, and takes statistics of rank 0."""
+        """Return the model that the step calls; gradients are averages, statistics are rank 0's."""
         if self.world == 1:
             return model
         # Buffers are exchanged before each forward. Without statistics they are constant.
