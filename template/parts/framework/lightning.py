@@ -61,7 +61,7 @@ class Module(lightning.LightningModule):
             super().__setattr__(name, value)
 
     def cpu(self) -> Any:
-        """Stay on the device: Lightning calls this after `fit`, and the run still uses the model."""
+        """Stay on the device: Lightning calls this after `fit`, but the run still uses it."""
         return self
 
     def configure_optimizers(self) -> Any:
