@@ -363,7 +363,7 @@ def test_half_precision_over_ranks(precision, place):
         curves[distributed] = trained(folder)
         skipped = [row["step"] for row in rows(folder) if row.get("skipped_steps")]
         assert skipped == ([5] if precision == "fp16" else [])
-    assert curves["fsdp"] == pytest.approx(curves["ddp"], rel=5e-3)
+    assert curves["fsdp"] == pytest.approx(curves["ddp"], rel=1e-2)
     assert curves["ddp"] == pytest.approx(trained(alone("llm", place)), rel=0.1)
 
 
