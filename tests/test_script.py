@@ -505,7 +505,6 @@ def test_what_scripts_share_is_the_same_text():
 # --- its own tests
 
 
-@pytest.mark.first(1)
 @every_script
 def test_own_tests_of_a_script_pass(workload, tmp_path):
     done = run_pytest(shutil.copytree(script(workload), tmp_path / "project"), "test_train.py")

@@ -20,6 +20,7 @@ import train
 HERE = Path(__file__).parent
 SMALL = ["--split", "0.02,0.01,0.97", "--batch_size", "16", "--width", "8"]
 STEPS = ["--max_steps", "30", "--evaluate_every", "13", "--save_every", "7", "--log_every", "1"]
+STEPS += ["--batch_size", "64", "--learning_rate", "0.003"]  # so that 30 steps learn
 KILLED = """
 import os, signal, sys, train
 log = train.log
