@@ -327,7 +327,7 @@ def test_shards_of_two_ranks_are_read_by_any_number(world, place):
 def test_adafactor_is_refused_for_shards(place):
     project = render(workload="llm", distributed="fsdp")
     main, _ = run_ranks(project, "train", "--optimizer.name", "adafactor", cwd=place("llm"))
-    one_error(main, "adafactor cannot update sharded weights")
+    one_error(main, "this optimizer cannot update sharded weights")
 
 
 def overflow_of_rank_one(rank: int) -> None:
@@ -349,7 +349,10 @@ def overflow_of_rank_one(rank: int) -> None:
     precision.Precision.step = step
 
 
-@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+HALF = {"fp16": 5e-3, "bf16": 1e-2}  # tolerances: bf16 rounds at 2^-8
+
+
+@pytest.mark.parametrize("precision", HALF)
 @pytest.mark.first(1)
 def test_half_precision_over_ranks(precision, place):
     """A step that overflows for one rank is skipped by all."""
@@ -363,7 +366,7 @@ def test_half_precision_over_ranks(precision, place):
         curves[distributed] = trained(folder)
         skipped = [row["step"] for row in rows(folder) if row.get("skipped_steps")]
         assert skipped == ([5] if precision == "fp16" else [])
-    assert curves["fsdp"] == pytest.approx(curves["ddp"], rel=1e-2)
+    assert curves["fsdp"] == pytest.approx(curves["ddp"], rel=HALF[precision])
     assert curves["ddp"] == pytest.approx(trained(alone("llm", place)), rel=0.1)
 
 

@@ -166,14 +166,6 @@ def test_restarted_processes_do_not_meet_the_dead_ones():
     assert first == second != "old name"
 
 
-def test_ddp_exchanges_buffers_if_a_norm_has_statistics():
-    def work(rank):
-        wrap = part("ddp").Distributed().wrap
-        return [wrap(norm(2)).broadcast_buffers for norm in (nn.BatchNorm1d, nn.LayerNorm)]
-
-    assert on_two_ranks(work) == [[True, False]] * 2
-
-
 @pytest.mark.parametrize(("count", "world"), [(8, 2), (7, 2), (5, 4), (2, 4), (1, 3)])
 def test_rows_are_cut_as_fully_shard_cuts_them(count, world):
     """Every row once, in order; the last ranks may have none."""

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DistributedDataParallel
 
 from .group import Group
@@ -26,14 +25,10 @@ class Distributed(Group):
     _model: Any = None
 
     def wrap(self, model: torch.nn.Module, dtype: torch.dtype | None = None) -> torch.nn.Module:
-        """Return the model that the step calls; gradients are averages, statistics are rank 0's."""
+        """Return the model that the step calls; it takes rank 0's buffers, averages gradients."""
         if self.world == 1:
             return model
-        # Buffers are exchanged before each forward. Without statistics they are constant.
-        has_statistics = any(isinstance(module, _NormBase) for module in model.modules())
-        wrapped = DistributedDataParallel(
-            model, gradient_as_bucket_view=True, broadcast_buffers=has_statistics
-        )
+        wrapped = DistributedDataParallel(model, gradient_as_bucket_view=True)
         self._model = wrapped
         return wrapped
 

@@ -35,7 +35,7 @@ KNOWN = {
         "its own output says why; `train --resume` continues from the newest checkpoint"
     ),
     "operations that require placement changes": (  # DTensor's words
-        "adafactor cannot update sharded weights: optimizer.name: "
+        "this optimizer cannot update sharded weights: optimizer.name: "
         "choose adamw, or run `copier update --defaults -r :current: -d distributed=ddp`"
     ),
     # In words of the operating system, or of torch.
