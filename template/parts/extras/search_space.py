@@ -37,7 +37,7 @@ def parse(words: str, settings: Settings) -> Space:
     for word in words.split():
         parse_word(word, settings, given, space)
     if not words.split():
-        given.mistake("nothing to search", FLAG, "write KEY=LOW..HIGH or KEY=VALUE,VALUE")
+        given.add_error("nothing to search", FLAG, "write KEY=LOW..HIGH or KEY=VALUE,VALUE")
     given.reject()
     return space
 
@@ -51,7 +51,7 @@ def parse_word(word: str, settings: Settings, given: Any, space: Space) -> None:
     if known and "." not in name:
         obstacle = obstacle or "it is not a setting in a section"
     if obstacle:
-        given.mistake(f"{key} cannot be searched", FLAG, obstacle)
+        given.add_error(f"{key} cannot be searched", FLAG, obstacle)
         return
 
     low, dots, high = text.partition("..")
@@ -66,24 +66,24 @@ def parse_word(word: str, settings: Settings, given: Any, space: Space) -> None:
         space[name] = between(*values)
     elif is_range:
         remedy = "use two numbers, the smaller one first"
-        given.mistake(f"{word} is not a range", FLAG, remedy)
+        given.add_error(f"{word} is not a range", FLAG, remedy)
     elif len({repr(value) for value in values}) < 2:
         remedy = f"write {key}=LOW..HIGH or {key}=VALUE,VALUE"
-        given.mistake(f"{word} has only one value", FLAG, remedy)
+        given.add_error(f"{word} has only one value", FLAG, remedy)
     else:
         space[name] = CategoricalDistribution(list(dict.fromkeys(raw)))
     # Report conflicts of a single key here; conflicts of several keys end their trial.
     for value in raw:
         for what, _, remedy in changed(settings, {name: value}).conflicts():
-            given.mistake(what, FLAG, remedy)
+            given.add_error(what, FLAG, remedy)
 
 
 def build_values(given: Any, key: str, name: str, texts: Sequence[str]) -> list[tuple[Any, Any]]:
     """Return each value as given and as validated; an empty list if one of them is invalid."""
-    num_errors = len(given.mistakes)
+    num_errors = len(given.errors)
     layers = [given.text(key, text, FLAG) for text in texts]
     built = [given.build(layer) for layer in layers]
-    if len(given.mistakes) > num_errors or name not in given.settings:
+    if len(given.errors) > num_errors or name not in given.settings:
         return []
     pairs = []
     for layer, settings in zip(layers, built, strict=True):

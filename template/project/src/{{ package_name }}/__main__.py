@@ -95,11 +95,11 @@ def run(words: list[str]) -> int:
         arguments, unknown = parser.parse_known_args([spelled(word) for word in words[1:]])
     except SystemExit:  # after --help
         return 0
-    mistakes = parser.unknown(unknown)
+    errors = parser.unknown(unknown)
     enter_root()
 
-    settings = partial(load_settings, arguments, mistakes)
-    if mistakes or arguments.print_config:
+    settings = partial(load_settings, arguments, errors)
+    if errors or arguments.print_config:
         text = settings().to_yaml()  # raises the errors, if there are any
         print(text, end="")
         return 0
@@ -132,7 +132,7 @@ def check_command(name: str) -> None:
 
 
 def load_settings(
-    arguments: argparse.Namespace, mistakes: list[UserError], base: Path | None = None
+    arguments: argparse.Namespace, errors: list[UserError], base: Path | None = None
 ) -> Settings:
     """Load the settings from `base`, the file of a run, or without it from the configuration."""
     config = base or arguments.config
@@ -144,7 +144,7 @@ def load_settings(
         [(key, text) for key, text in vars(arguments).items() if "." in key],
         os.environ,
         resolved=base is not None,
-        mistakes=mistakes,
+        errors=errors,
     )
     if config is None:
         print_note(f"no {CONFIG} in {Path.cwd()}: all settings have their defaults")
@@ -195,18 +195,18 @@ class Parser(argparse.ArgumentParser):
 
         The value of an unknown flag gets no error of its own.
         """
-        mistakes = []
+        errors = []
         before = ""
         for word in words:
             flag = word.partition("=")[0]
             if flag.startswith("-"):
                 what = f"unknown option {flag!r}"
-                mistakes.append(UserError(what, "command line", self._remedy(flag)))
+                errors.append(UserError(what, "command line", self._remedy(flag)))
             elif not before.startswith("-"):
                 what = f"unexpected word {word!r}"
-                mistakes.append(UserError(what, "command line", "remove it"))
+                errors.append(UserError(what, "command line", "remove it"))
             before = word
-        return mistakes
+        return errors
 
     def _remedy(self, flag: str) -> str:
         """Suggest the flag that was probably meant."""

@@ -61,7 +61,7 @@ def load(
     environment: Mapping[str, str] | None = None,
     *,
     resolved: bool = False,
-    mistakes: Iterable[UserError] = (),
+    errors: Iterable[UserError] = (),
 ) -> Settings:
     """Return the settings from a YAML file, one of its profiles, the environment and the flags.
 
@@ -70,20 +70,20 @@ def load(
     Args:
         resolved: `config` is the `config.resolved.yaml` of a run that is resumed. A setting in it
             that this project no longer has, such as that of a removed extra, is only a note.
-        mistakes: errors from elsewhere, raised together with the errors of the settings.
+        errors: errors from elsewhere, raised together with the errors of the settings.
 
     Raises:
         UserErrors: every error in every source, one line each.
     """
     given = Sources(Settings, tolerant=resolved)
-    given.mistakes += mistakes
+    given.errors += errors
     file = given.file(config) if config else {}
     profiles = _profiles(given, file, str(config))
     if profile is not None and profile not in profiles:
         remedy = "define it in `profiles:` of config.yaml"
         if profiles:
             remedy = f"choose one of {', '.join(profiles)}"
-        given.mistake(f"unknown profile {profile!r}", "--profile", remedy)
+        given.add_error(f"unknown profile {profile!r}", "--profile", remedy)
     # Each layer takes precedence over the layers before it.
     merged = file | profiles.get(profile or "", {})
     environment = environment or {}
@@ -137,7 +137,7 @@ def _reject_conflicts(given: Sources, settings: Settings) -> None:
     for variant in [settings, *phases]:
         for what, keys, remedy in variant.conflicts():
             where = dict.fromkeys(variant.origins[key] for key in keys)
-            given.mistake(what, " and ".join(where), remedy)
+            given.add_error(what, " and ".join(where), remedy)
     # A later phase continues with the weights of the first phase.
     of_weights = [key for key in SETTINGS if key.startswith("model.") and "dropout" not in key]
     for phase, key in product(phases[1:], [*of_weights, "training.init_from"]):
@@ -146,7 +146,7 @@ def _reject_conflicts(given: Sources, settings: Settings) -> None:
         if value != first:
             what = f"{key} is {value}, but {first} in phase 1"
             remedy = "set it for all phases: each continues with the same weights"
-            given.mistake(what, phase.origins["training.max_steps"], remedy)
+            given.add_error(what, phase.origins["training.max_steps"], remedy)
     given.reject()
 
 

@@ -62,21 +62,21 @@ class Sources:
 
     model: type[Settings]
     tolerant: bool = False
-    mistakes: list[UserError] = field(default_factory=list)
+    errors: list[UserError] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.settings = catalogue(self.model)
         self.sections = prefixes([*self.settings, *ALIASES])
 
-    def mistake(self, what: str, origin: str, remedy: str) -> None:
+    def add_error(self, what: str, origin: str, remedy: str) -> None:
         """Collect an error; `reject` raises it with all others."""
-        self.mistakes.append(UserError(what, origin, remedy))
+        self.errors.append(UserError(what, origin, remedy))
 
     def reject(self) -> None:
         """Raise `UserErrors` with each error once, if there is any."""
-        if self.mistakes:
-            unique = {str(error): error for error in self.mistakes}
+        if self.errors:
+            unique = {str(error): error for error in self.errors}
             raise UserErrors(list(unique.values()))
 
     # --- reading
@@ -89,15 +89,15 @@ class Sources:
             return self.tree(parse(text), where)
         except OSError as error:
             what = f"cannot read the configuration ({error.strerror})"
-            self.mistake(what, where, "check --config")
+            self.add_error(what, where, "check --config")
         except UnicodeDecodeError as error:
-            self.mistake(f"not UTF-8 at byte {error.start}", where, "save the file as UTF-8")
+            self.add_error(f"not UTF-8 at byte {error.start}", where, "save the file as UTF-8")
         except (yaml.YAMLError, ValueError, RecursionError) as error:
             mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
             problem = getattr(error, "problem", None) or str(error).partition("\n")[0]
             if mark:
                 where += f" line {mark.line + 1}"
-            self.mistake(f"not YAML: {problem}", where, "fix that line, or the line above it")
+            self.add_error(f"not YAML: {problem}", where, "fix that line, or the line above it")
         return {}
 
     def text(self, key: str, text: str, origin: str) -> Layer:
@@ -116,7 +116,7 @@ class Sources:
             self._walk(tree, "", origin, layer)
         elif tree is not None:
             what = f"found {show(tree)} instead of settings"
-            self.mistake(what, origin, "write `section.key: value`")
+            self.add_error(what, origin, "write `section.key: value`")
         self.build(layer)
         return layer
 
@@ -127,7 +127,7 @@ class Sources:
             if key in SWITCHES:
                 layer |= self._switched(key, value, origin)
             elif key in layer:
-                self.mistake(f"setting {key!r} is given twice", origin, "keep one of the two")
+                self.add_error(f"setting {key!r} is given twice", origin, "keep one of the two")
             elif key in self.settings:
                 layer[key] = Sourced(value, origin)
             elif key not in self.sections:
@@ -136,13 +136,13 @@ class Sources:
                 self._walk(value, f"{key}.", origin, layer)
             elif value is not None:
                 what = f"section {key!r} cannot be {show(value)}"
-                self.mistake(what, origin, "write `key: value`")
+                self.add_error(what, origin, "write `key: value`")
 
     def _switched(self, name: str, value: Any, origin: str) -> Layer:
         """Return the setting that a switch stands for."""
         key, values = SWITCHES[name]
         if value not in (True, False):
-            self.mistake(f"{name} cannot be {show(value)}", origin, "give true or false")
+            self.add_error(f"{name} cannot be {show(value)}", origin, "give true or false")
         elif value in values:
             return {key: Sourced(values[value], origin)}
         return {}
@@ -160,7 +160,7 @@ class Sources:
             remedy = "remove it; `train --help` lists all settings"
             if guess:
                 remedy = f"did you mean {guess!r}?"
-            self.mistake(f"unknown setting {key!r}", origin, remedy)
+            self.add_error(f"unknown setting {key!r}", origin, remedy)
 
     # --- checking
 
@@ -170,7 +170,7 @@ class Sources:
             return self.model.model_validate(nested(layer, {}))
         except ValidationError as invalid:
             for error in invalid.errors(include_url=False):
-                self.mistakes.append(self._explained(error, layer))
+                self.errors.append(self._explained(error, layer))
             return self.model.model_validate({})
 
     def _explained(self, error: Mapping[str, Any], layer: Layer) -> UserError:
