@@ -124,9 +124,10 @@ class Columns:
         for name in self.rounded:
             what = "whole numbers beyond 2^24, which float32 rounds"
             print(f"note: column '{name}' has {what}: try --category '{name}' or --drop '{name}'")
-        arrays = [writer.appended(name) for name in (".numbers", ".codes")]
         levels = {name: list(codes) for name, codes in self.codes.items()}
-        return Table(self.kinds, *arrays, levels, self.target, num_rows)
+        numbers = writer.appended(".numbers")
+        codes = writer.appended(".codes")
+        return Table(self.kinds, numbers, codes, levels, self.target, num_rows)
 
     def read(self, block: Block) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return numbers (rows, columns), codes (rows, categories) and has_target (rows,)."""
