@@ -158,8 +158,7 @@ def write(writer: StoreWriter, table: Table, facts: Facts, order: np.ndarray) ->
             writer.append("target", numbers[:, is_target][:, 0])
 
         categories = []
-        columns = table.codes.take(rows, 0).T
-        for name, column in zip(table.levels, columns, strict=True):
+        for name, column in zip(table.levels, table.codes.take(rows, 0).T, strict=True):
             codes = new_codes[name][column]
             if name == table.target:
                 writer.append("target", codes.astype(np.int64) - 1)
