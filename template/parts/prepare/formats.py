@@ -155,7 +155,7 @@ def seconds_of(cell: str | None, time_format: str) -> int | None:
             time = datetime.fromisoformat(cell)
         else:
             time = datetime.strptime(cell, time_format)
-    except ValueError:
+    except (ValueError, re.error):  # a format with a part twice is no regular expression
         return None
     if time.tzinfo is None:
         time = time.replace(tzinfo=timezone.utc)
