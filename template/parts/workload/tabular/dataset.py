@@ -37,8 +37,7 @@ class Samples:
 
     def batch(self, rows: dict[str, Rows]) -> Batch:
         """`features` (B, F) float32, `categories` (B, C) int32, `target` (B,)."""
-        batch = {name: array.values[:, 0] for name, array in rows.items()}
-        return batch
+        return {name: array.values[:, 0] for name, array in rows.items()}
 
 
 # --- baselines: metrics without a model
