@@ -1,4 +1,4 @@
-# `make demo` and `make test` do everything, set-up included, on a machine with Python 3.10 or later.
+# `make demo` and `make test` do everything, set-up included, on a machine with Python 3.11 or later.
 # Without a GPU, TORCH_INDEX=<address of PyTorch's CPU wheels> saves gigabytes of CUDA libraries;
 # `make demo` finds out by itself.
 
@@ -72,7 +72,7 @@ reference: $(READY) ## write docs/reference from the code and tools/reference.ym
 # one and all of CUDA with it. LOWEST_VERSIONS=1 takes the lowest versions that pyproject.toml allows.
 # Without --no-compile, pip compiles all modules: Python compiles those that are used when it loads them.
 $(READY): pyproject.toml
-	$(PYTHON) -c 'import sys; sys.exit("Python 3.10 or later is needed: make PYTHON=python3.12 ..." * (sys.version_info < (3, 10)) or 0)'
+	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or later is needed: make PYTHON=python3.12 ..." * (sys.version_info < (3, 11)) or 0)'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --no-compile "$(TORCH)" $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
 	$(if $(LOWEST_VERSIONS),$(BIN)/python -m pip install uv)

@@ -43,6 +43,9 @@ import tqdm
 import transformers.models.t5.modeling_t5  # noqa: F401
 
 torch.set_num_threads(1)
+# A build with CUDA decides at its first backward whether autograd gets threads for devices, with
+# which no fork could run a backward. After one on fake tensors it would.
+torch.ones(1, requires_grad=True).backward()
 PACKAGE = "my_training"
 # In the environment: runs draw their curves and examples of what their models do.
 EXAMPLES = "FASTTRAIN_EXAMPLES"

@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -15,11 +16,6 @@ import yaml
 from packaging.specifiers import SpecifierSet
 from rendering import REPOSITORY, render, render_into
 from running import check_run, documented
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 GPUS = ("auto", "cpu", "v100", "h100", "mi300x")
 WORDS = ("FROM", "RUN", "ARG", "WORKDIR", "COPY", "ENV", "USER", "CMD")

@@ -115,6 +115,15 @@ def test_a_model_that_torch_export_refuses_is_written_all_the_same(tmp_path):
     assert (folder / "load.py").exists()
 
 
+def test_a_program_made_from_one_row_takes_two(tmp_path):
+    model = nn.Linear(4, 2)
+    model.predict = lambda batch: {"y": model(batch["x"])}
+    path = tmp_path / "model.pt2"
+    module = imported(render(**EXPORT), "commands.export")
+    module.write_program(path, model, {"x": torch.zeros(1, 4)})
+    torch.export.load(path).module()({"x": torch.zeros(2, 4)})
+
+
 def test_an_lstm_says_what_int8_is_not():
     module = imported(render(workload="timeseries", **EXPORT), "commands.export")
     model = torch.nn.Module()

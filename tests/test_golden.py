@@ -2,12 +2,20 @@
 versions."""
 
 import json
+import platform
 
 import golden
 import pytest
 from rendering import copy_template, replace
 
 KEPT = json.loads(golden.CURVES.read_text()) if golden.CURVES.exists() else {}
+# llm and seq2seq learn the text of Python's library: their curves are those of this version.
+PYTHON = "3.11.7"
+COMPARABLE = [
+    name
+    for name in KEPT
+    if platform.python_version() == PYTHON or name.split()[0] not in ("llm", "seq2seq")
+]
 # Kernels for AVX2 and SSE gave 5e-6 in fp32, 1e-4 in fp16, 8e-4 in bf16 and fp8,
 # compared with those for AMX.
 TOLERANCE = {"fp32": 2e-5, "fp16": 1e-3, "bf16": 5e-3, "fp8": 5e-3}
@@ -18,7 +26,7 @@ def trials(tmp_path_factory):
     return golden.Trials(golden.Tree(".", tmp_path_factory.mktemp("golden")), golden.CURVE_STEPS)
 
 
-@pytest.mark.parametrize("name", KEPT)
+@pytest.mark.parametrize("name", COMPARABLE)
 def test_losses_are_those_that_are_kept(name, trials):
     """After a change on purpose: `python tools/golden.py --write`, and say in the changelog why."""
     cell = golden.Cell(*name.split())

@@ -48,7 +48,7 @@ def pointed(lines: list[str]) -> list[str]:
 
 def down(interview: Terminal) -> list[str]:
     """The screen after the next choice was pointed at."""
-    was = pointed(interview.screen.lines())
+    was = pointed(interview.lines())
     interview.press(DOWN)
 
     def moved(lines: list[str]) -> bool:  # a list half drawn has two pointers, or none
@@ -75,7 +75,7 @@ def chosen(
     read = {line[len(POINTER) :].removeprefix(box) for line in seen}
     unread = [label for label in offered if label not in read]
     assert len(unread) == len(refused), f"not whole on the screen: {unread}"
-    while pointed(interview.screen.lines()) != [POINTER + box + offered[number]]:
+    while pointed(interview.lines()) != [POINTER + box + offered[number]]:
         down(interview)
     interview.press(ENTER)
     return refused

@@ -33,6 +33,7 @@ def profiled(folder: Path, before: Callable[[], None] | None = None, **answers: 
     done = check_run(render(**answers), "profile", *flags, cwd=folder, before=before)
     page = (folder / "trace/profile.md").read_text()
     assert page in done.out
+    assert "profiler_start" not in done.err
     return page
 
 

@@ -2,11 +2,11 @@
 split."""
 
 import importlib
+import itertools
 import json
 import math
 import os
 import re
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -333,13 +333,15 @@ def test_two_processes_share_a_study_and_survive_a_kill(place):
     """One is killed in the middle of a training; the other resumes it from its checkpoint."""
     project = render()
     words = (*WIDE, "4", "--training.max_steps", "36")
-    slow = forked_trainings(project, slower)
+    go = place / "go"
+    slow = forked_trainings(project, lambda: held(go))
     one = start(project, *words, cwd=place, before=slow, name="-one")
     other = start(project, *words, cwd=place, before=slow, name="-other")
     running = lambda: list(place.glob("searches/*/trial-*/run/checkpoints/step-*"))  # noqa: E731
     until(lambda: len({path.parts[-4] for path in running()}) == 2, "checkpoints of two trials")
     one.kill()
     os.waitpid(one.pid, 0)
+    go.touch()
     done = other.wait()
     assert done.code == 0, done.err[-3000:]
     assert len(states(place)) == 4
@@ -358,14 +360,16 @@ def test_two_processes_share_a_study_and_survive_a_kill(place):
     assert results(place)[resumed[0]]["loss"] >= best, "equal, unless it was stopped for good"
 
 
-def slower() -> None:
-    """For `before`: evaluations take long enough to kill in time."""
+def held(go: Path) -> None:
+    """For `before`: a training waits after its first checkpoint until the file `go` exists."""
     quick()
     engine = importlib.import_module(f"{PACKAGE}.engine.run")
     evaluate = engine.evaluate
+    calls = itertools.count()
 
-    def late(*parts: Any, **options: Any) -> Any:
-        time.sleep(0.05)
+    def wait(*parts: Any, **options: Any) -> Any:
+        if next(calls) > 0:
+            until(go.exists, "go")
         return evaluate(*parts, **options)
 
-    engine.evaluate = late
+    engine.evaluate = wait

@@ -65,7 +65,13 @@ class Machine:
     """Programs that stand for Python, pip, the driver and the system: nothing is downloaded."""
 
     def __init__(
-        self, folder: Path, *, driver: bool = False, system: str = "Linux", offline: bool = False
+        self,
+        folder: Path,
+        *,
+        driver: bool = False,
+        system: str = "Linux",
+        offline: bool = False,
+        version: tuple[int, int] = (3, 11),
     ):
         self.log = folder / "pip.log"
         self.log.touch()
@@ -80,6 +86,7 @@ case "$*" in *--index-url*) exit {int(offline)} ;; esac
 """
         self.program("pip", pip)
         venv = f"""#!/bin/sh
+case "$1" in -c) exec {sys.executable} -c "import sys; sys.version_info = {version}; $2" "$3" ;; esac
 mkdir -p "$3/bin"
 cp "{self.programs}/pip" "$3/bin/python"
 """
@@ -182,6 +189,13 @@ def test_set_up_replaces_a_build_from_another_index(tmp_path):
     assert removed("TORCH_INDEX=gpu")
     assert not removed("TORCH_INDEX=gpu")
     assert removed()
+
+
+def test_set_up_refuses_an_old_python(tmp_path):
+    done = Machine(tmp_path, version=(3, 10)).make(shell_of(tmp_path / "project"), "setup")
+    assert done.returncode
+    assert done.stderr.startswith("error: Python 3.11 or later is needed: python3: name one")
+    assert not (tmp_path / "pip.log").read_text()
 
 
 def test_set_up_continues_where_the_cpu_builds_cannot_be_reached(tmp_path):

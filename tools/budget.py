@@ -15,14 +15,10 @@ import functools
 import io
 import sys
 import tokenize
+import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 VISIBLE_NAMES = 8  # entries that the first `ls` shows
 LAYOUT = {

@@ -94,27 +94,6 @@ def test_learns_and_resumes(precision, loader, framework, tmp_path):
     check_resume(tmp_path, *words, loader=loader, framework=framework)
 
 
-def test_the_step_never_waits_for_the_gpu(tmp_path):
-    """torch raises at any synchronising call inside the step."""
-    guard = """
-import torch
-from my_training.engine import monitor, run
-timed, advance = monitor.Monitor.timed, run.Run.advance
-def guarded(self, batches):  # from a batch's arrival to the end of the optimizer's step
-    for batch in timed(self, batches):
-        torch.cuda.set_sync_debug_mode("error")
-        yield batch
-        torch.cuda.set_sync_debug_mode("default")
-def counted(self, batch):
-    torch.cuda.set_sync_debug_mode("default")
-    return advance(self, batch)
-monitor.Monitor.timed, run.Run.advance = guarded, counted
-"""
-    for precision in ("fp32", "bf16", "fp16"):
-        words = (*OPTIONS, "--training.precision", precision)
-        train(tmp_path / precision, "train", *words, before=guard)
-
-
 def test_out_of_memory_names_the_ladder(tmp_path):
     limit = "import torch; torch.cuda.set_per_process_memory_fraction(0.002)"
     words = ("--model.width", "8192", "--model.depth", "8")

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from test_training import FP8, check_resume, mean_loss
+from test_training import FP8, OPTIONS, check_resume, mean_loss, train
 
 pytestmark = [
     pytest.mark.gpu,
@@ -32,6 +32,27 @@ SWITCHES = {
 }
 
 
+GUARD = """
+import torch
+from my_training.engine import loader, monitor, run
+deliver, count_waits, advance = loader.deliver, monitor.Monitor.count_waits, run.Run.advance
+def delivered(*words):
+    torch.cuda.set_sync_debug_mode("error")
+    batch = deliver(*words)
+    torch.cuda.set_sync_debug_mode("default")
+    return batch
+def guarded(self, batches):  # from a batch's arrival to the end of the optimizer's step
+    for batch in count_waits(self, batches):
+        torch.cuda.set_sync_debug_mode("error")
+        yield batch
+        torch.cuda.set_sync_debug_mode("default")
+def counted(self, batch):
+    torch.cuda.set_sync_debug_mode("default")
+    return advance(self, batch)
+loader.deliver, monitor.Monitor.count_waits, run.Run.advance = delivered, guarded, counted
+"""
+
+
 def cell(workload: str) -> dict[str, str]:
     return {"workload": workload, "loader": LOADERS.get(workload, "dataloader")}
 
@@ -41,6 +62,14 @@ def cell(workload: str) -> dict[str, str]:
 def test_learns_and_resumes(workload, precision, tmp_path):
     words = (*SMALL[workload], "--training.precision", precision, *EAGER)
     check_resume(tmp_path, *words, **cell(workload))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("workload", ["tabular", *SMALL])
+def test_batch_and_step_never_wait_for_the_gpu(workload, precision, tmp_path):
+    """torch raises at any synchronising call in them."""
+    words = (*OPTIONS, *SMALL.get(workload, ()), *EAGER, "--training.precision", precision)
+    train(tmp_path, "train", *words, before=GUARD, **cell(workload))
 
 
 @pytest.mark.parametrize("workload", SMALL)

@@ -206,11 +206,13 @@ def write_program(path: Path, model: Any, batch: dict[str, Tensor]) -> str:
     """
     path.unlink(missing_ok=True)
     predictor = Predictor(model)
+    # A program traced with one row takes one row only.
+    rows = {name: torch.cat([value, value]) for name, value in batch.items()}
     shapes = ({name: {0: torch.export.Dim.AUTO} for name in batch},)
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            program = torch.export.export(predictor, (batch,), dynamic_shapes=shapes, strict=False)
+            program = torch.export.export(predictor, (rows,), dynamic_shapes=shapes, strict=False)
             torch.export.save(program, path)
             predictions = torch.export.load(path).module()(batch)
             expected = predictor(batch)

@@ -8,6 +8,7 @@ pytorch.org/memory_viz, into the folder `trace/`.
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,6 +32,8 @@ def run(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
     if settings.phases:
         settings = settings.phase(1)
 
+    # Otherwise PyTorch warns of memory that is older than the profile, which is no fault.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from ..engine.files import write_text
     from ..measure.profiling import measure, page
     from ..measure.steps import stepping

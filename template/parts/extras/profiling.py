@@ -6,6 +6,7 @@ the module of the forward operation with the same sequence number of autograd.
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections import Counter, defaultdict
@@ -106,6 +107,8 @@ def tracing(model: torch.nn.Module, cuda: bool) -> Iterator[Any]:
     activities = [ProfilerActivity.CPU]
     if cuda:
         activities.append(ProfilerActivity.CUDA)
+    else:  # hide the profiler's own lines, among them errors, but only those of a GPU matter
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     with layers(model), profile(activities=activities, profile_memory=True) as traced:
         yield traced
 

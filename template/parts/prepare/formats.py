@@ -6,7 +6,7 @@ import csv
 import io
 import re
 from contextlib import suppress
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -150,13 +150,15 @@ def seconds_of(cell: str | None, time_format: str) -> int | None:
     if time_format == ISO and WHOLE.fullmatch(cell):
         return int(cell)
     try:
-        if time_format == ISO:
-            cell = cell.replace("Z", "+00:00")  # for Python 3.10
-            time = datetime.fromisoformat(cell)
-        else:
-            time = datetime.strptime(cell, time_format)
+        time = parse_time(cell, time_format)
     except (ValueError, re.error):  # a format with a part twice is no regular expression
         return None
     if time.tzinfo is None:
-        time = time.replace(tzinfo=timezone.utc)
+        time = time.replace(tzinfo=UTC)
     return int(time.timestamp())
+
+
+def parse_time(cell: str, time_format: str) -> datetime:
+    if time_format == ISO:
+        return datetime.fromisoformat(cell)
+    return datetime.strptime(cell, time_format)

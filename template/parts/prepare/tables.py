@@ -262,7 +262,7 @@ def _plain(column: pa.Array) -> pa.Array:
     with suppress(pa.ArrowException):
         if pa.types.is_floating(column.type):
             return column.cast(FLOAT)
-        column = column.cast(STRING).cast(pa.binary())
+        column = column.cast(STRING).cast("binary")
         return column.cast(STRING)  # fails unless the texts are UTF-8
     return column
 

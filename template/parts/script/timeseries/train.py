@@ -245,7 +245,9 @@ class Data:
         for name in targets:
             if name.strip() not in names:
                 raise UserError(f"no column '{name}': --targets: use {', '.join(names)}")
-        self.targets = [names.index(name.strip()) for name in targets]
+        columns = [names.index(name.strip()) for name in targets]
+        # With a list, each step would wait for the GPU.
+        self.targets = torch.tensor(columns, device=device)
         self.targets_per_batch = settings.batch_size * settings.horizon * len(targets)
 
         # The window with number n begins at row n, and each split is a range of numbers.

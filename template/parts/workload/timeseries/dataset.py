@@ -15,6 +15,7 @@ import numpy as np
 
 from .engine.interfaces import Batch, Rows, Spans
 from .engine.lanes import Lanes
+from .engine.rows import on_device
 from .engine.store import Store, StoreWriter
 from .prepare.frames import Frame, describe, resample, write_frames
 from .prepare.series import Series
@@ -43,7 +44,7 @@ class Samples:
         first, last = store.splits[split]
         self.store = store
         self.base, *self.others = facts["frames"]
-        self.targets = facts["targets"]
+        self.targets = np.array(facts["targets"])
         stride = settings.data.stride if settings else 0
         self.orders = {"lanes": partial(Lanes, stride=stride or self.base["history"])}
         self.horizon = facts["horizon"] if split != "input" else 0
@@ -72,7 +73,7 @@ class Samples:
         both = batch[name]
         batch[name] = both[:, :history]
         if self.horizon:
-            batch["target"] = both[:, history:, self.targets]
+            batch["target"] = both[:, history:, on_device(both, self.targets)]
         return batch
 
 

@@ -54,6 +54,7 @@ class Forecaster(nn.Module):
     # The names of these layers in weights from a project with `layout: script`.
     script_names: ClassVar = {"lstm": "encoders.0.lstm", "linear": "line"}
 
+    targets: Tensor  # (G,) columns of the first frame; for a list, each step would wait
     target_mean: Tensor  # (1, G)
     target_std: Tensor
 
@@ -62,7 +63,7 @@ class Forecaster(nn.Module):
         sizes = settings.model
         frames = facts["frames"]
         self.names = [frame["name"] for frame in frames]
-        self.targets = facts["targets"]  # columns of the first frame
+        self.register_buffer("targets", torch.tensor(facts["targets"]), persistent=False)
         self.horizon = facts["horizon"]  # rows
         self.subtract = sizes.subtract_last
         self.dropout = sizes.dropout

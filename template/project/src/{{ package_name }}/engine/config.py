@@ -345,8 +345,7 @@ def catalogue(model: type[Section], prefix: str = "") -> Mapping[str, Setting]:
     for name, info in model.model_fields.items():
         kind = info.annotation
         key = prefix + name
-        # Python 3.10 takes list[int] for a class, hence the first test.
-        if get_origin(kind) is None and isinstance(kind, type) and issubclass(kind, Section):
+        if isinstance(kind, type) and issubclass(kind, Section):
             settings |= catalogue(kind, f"{key}.")
             continue
         default = info.get_default(call_default_factory=True)

@@ -221,7 +221,8 @@ class Run:
         self.monitor.evaluation("validation", metrics, seconds, self.progress)
         if self.progress.stopped_early:
             self.monitor.line(f"early stop: {patience} evaluations without a better loss")
-        if is_best:
+        # A checkpoint of this step exists if a resume repeats an evaluation; it lacks the result.
+        if is_best or self.saved_step == self.progress.step:
             self.save()
 
     def measure(self) -> dict[str, float] | None:
@@ -254,8 +255,7 @@ class Run:
         self.monitor.check()
         step = self.progress.step
         try:
-            is_best = step == self.progress.best_step
-            _, seconds = timed(lambda: self.checkpoint.save(step, is_best))
+            _, seconds = timed(lambda: self.checkpoint.save(step, step == self.progress.best_step))
         except NotWritten as error:
             if self.should_stop:
                 raise
