@@ -532,14 +532,15 @@ NO_TEXT = ("not UTF-8", "text.txt, byte 1000", "--tokenizer byte")
         (TEXT, "--split 1000000,10,0", ("needs 1000010 tokens", "there are")),
         (TEXT, "--tokenizer bpe --vocabulary 100", ("above 257", "--vocabulary 100")),
         (TEXT, "--input texts", ("no file", "--glob")),
+        (TEXT, "--input texts --glob /*", ("not a pattern",)),
         (gzip.compress(TEXT.encode())[:-20], "", ("cannot read", "text.txt")),
     ],
 )
 def test_text_that_cannot_be_prepared(content, flags, says, tmp_path):
     (tmp_path / "texts").mkdir()
     one_error(prepare(tmp_path, content, *flags.split()), *says)
-    names = {path.name for path in tmp_path.glob("data/*")}
-    assert names <= {".lock"}, "nothing half-written stays"
+    # Nothing half-written stays.
+    assert {path.name for path in tmp_path.glob("data/*")} <= {".lock"}
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,7 @@ REFUSED: dict[str, tuple[str | bytes, str, str]] = {
         "2 cells where the header has 4: .*row 201",
     ),
     "no delimiter": (with_column(), "--delimiter ,,", "',,' is not one character"),
+    "two bytes": ("a,b\n1,2\n", "--delimiter §", "ASCII.*--delimiter"),
     "an image": (
         b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + bytes(range(256)) * 9,
         "",
@@ -155,8 +156,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(name, tmp_path):
     content, flags, says = REFUSED[name]
     (tmp_path / "empty").mkdir()
     name = "odd.csv.gz" if content[:2] == b"\x1f\x8b" else "odd.csv"
-    result = prepare(tmp_path, "tabular", written(tmp_path, content, name), flags)
-    one_error(result, says)
+    one_error(prepare(tmp_path, "tabular", written(tmp_path, content, name), flags), says)
     assert {path.name for path in tmp_path.glob("data/*")} <= {".lock"}
 
 
@@ -207,9 +207,9 @@ def same_tables(folder: Path) -> dict[str, str]:
         "packed.csv.gz": (gzip.compress(plain.encode()), ""),
         "quoted.csv": (lines(quoted)[:-2] + '\n"\n', ""),
         "größe 1.csv": (lines(TEXTS, " , "), ""),
-        "several/notes.md": ("no table", ""),
+        "several/1.csv.bak": ("no table", ""),
         "several/1.csv": ("\n".join(COMMAS.splitlines()[:91]), ""),
-        "several/2.csv": (lines({name: cells[90:] for name, cells in TEXTS.items()}), ""),
+        "several/2.CSV": (lines({name: cells[90:] for name, cells in TEXTS.items()}), ""),
     }
     (folder / "several").mkdir()
     for name, (content, _) in files.items():
@@ -218,9 +218,8 @@ def same_tables(folder: Path) -> dict[str, str]:
     coded = rows.set_column(2, "colour", rows["colour"].dictionary_encode())
     pyarrow.parquet.write_table(rows, folder / "rows.parquet", row_group_size=37)
     pyarrow.feather.write_feather(coded, folder / "coded.arrow", "uncompressed", chunksize=50)
-    others = ["rows.parquet", "coded.arrow", "several"]
     flags = {name: given for name, (_, given) in files.items() if "/" not in name}
-    return flags | dict.fromkeys(others, "")
+    return flags | dict.fromkeys(["rows.parquet", "coded.arrow", "several"], "")
 
 
 def test_every_kind_of_file_gives_the_same_arrays_and_facts(tmp_path):
@@ -247,10 +246,10 @@ READ_RIGHT: dict[str, tuple[list[str], Any, str]] = {
         [cell if row % 2 else None for row, cell in enumerate(GAPS)],
         "",
     ),
-    "other marks of gaps": (
-        ["?" if cell is None else str(cell) for cell in GAPS],
-        GAPS,
-        "--missing ?",
+    "a number for gaps": (
+        ["-9" if cell is None else str(cell) for cell in GAPS],
+        [-9.0 if cell is None else cell for cell in GAPS],
+        "--missing -9",
     ),
     "leading zeros of names": (ZEROS, ZEROS, "--category more"),
 }
@@ -290,8 +289,8 @@ def test_a_text_that_comes_late_has_its_row(tmp_path):
     table = {"a": [str(row) for row in range(70_000)], "price": list(range(70_000))}
     table["a"][69_000] = "many"
     path = written(tmp_path, lines(table))
-    says = "'many' is not a number: table.csv, row 69001, column 'a': .*--category"
-    one_error(prepare(tmp_path, "tabular", path), says)
+    refused = prepare(tmp_path, "tabular", path)
+    one_error(refused, "'many' is not a number: table.csv, row 69001, column 'a': .*--category")
     prepared(tmp_path, "tabular", lines(table), "--category a --max-levels 70000")
 
 
@@ -353,7 +352,7 @@ NO_TIMES: dict[str, tuple[list[str], str, str]] = {
     "no such day": (WRONG, "", "'31.02.2024' is not a time: .*row 9, column 'day': .*'%d.%m.%Y'"),
     "a word": (["soon", *ISO[1:]], "", "'soon' is not a time: .*row 1, column 'day'"),
     "words alone": (["a", "b"] * 100, "", "no column of times: .*--time-features: .*--time-format"),
-    "a flag that fits none": (days("%d.%m.%Y"), "%d/%m/%Y", "no column of times: odd.csv"),
+    "a flag that names a part twice": (days("%d.%m.%Y"), "%m.%m.%Y", "no column of times: odd.csv"),
 }
 
 
@@ -418,7 +417,6 @@ def test_a_parquet_that_claims_more_rows_than_it_has_is_one_line(workload, tmp_p
         "target": [f"{row}" for row in range(ROWS)],
     }
     rows = pa.table(columns() if workload == "tabular" else texts)
-    assert len(rows) == 200
     path = tmp_path / "rows.parquet"
     pyarrow.parquet.write_table(rows, path)
     content = path.read_bytes()
@@ -426,8 +424,8 @@ def test_a_parquet_that_claims_more_rows_than_it_has_is_one_line(workload, tmp_p
     pages, metadata = content[:-2000], content[-2000:]
     path.write_bytes(pages + metadata.replace(b"\x16\x90\x03", b"\x16\x92\x03", 1))
     assert pyarrow.parquet.read_metadata(path).num_rows == 201
-    refused = prepare(tmp_path, workload, path.name)
-    one_error(refused, "it has 200 rows and claims 201", "get the file again")
+    says = "it has 200 rows and claims 201.*get the file again"
+    one_error(prepare(tmp_path, workload, path.name), says)
 
 
 def test_an_endless_line_is_one_line_before_it_fills_the_memory(tmp_path):
@@ -436,17 +434,19 @@ def test_an_endless_line_is_one_line_before_it_fills_the_memory(tmp_path):
         file.write(b'{"source": "a", "target": "b"}\n{"source": "')
         for _ in range(65):
             file.write((1 << 20) * b"x")
-    refused = prepare(tmp_path, "seq2seq", path.name)
-    one_error(refused, "a line of more than 64 MB: .*endless.jsonl.gz, line 2: give each text")
+    says = "a line of more than 64 MB: .*endless.jsonl.gz, line 2: give each text"
+    one_error(prepare(tmp_path, "seq2seq", path.name), says)
 
 
 def test_a_column_of_lists_is_named_and_can_be_dropped(tmp_path):
     odd = {"tags": [[1, 2]] * ROWS, "box": [{"a": 1}] * ROWS, "raw": [b"\xff"] * ROWS}
+    odd["text"] = pa.array(odd["raw"]).view(pa.string())
     pyarrow.parquet.write_table(pa.table(columns(**odd)), tmp_path / "odd.parquet")
+    one_error(prepare(tmp_path, "llm", "odd.parquet"), "not UTF-8 text: odd.parquet, row 1 or")
     drop = ""
     for name in odd:
-        refused = prepare(tmp_path, "tabular", "odd.parquet", drop)
-        one_error(refused, f"cells of type .*odd.parquet, column '{name}': .*--drop '{name}'")
+        says = f"cells of type .*odd.parquet, column '{name}': .*--drop '{name}'"
+        one_error(prepare(tmp_path, "tabular", "odd.parquet", drop), says)
         drop += f" --drop {name}"
     assert prepare(tmp_path, "tabular", "odd.parquet", drop).code == 0
     prepared(tmp_path / "plain", "tabular", with_column())

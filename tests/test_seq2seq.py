@@ -98,16 +98,16 @@ def small_model(*flags: str, **changed: Any) -> Any:
 # ---- pairs -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["tsv", "tsv.gz", "jsonl.gz"])
+@pytest.mark.parametrize("kind", ["tsv", "tsv.gz", "JSONL.gz"])
 def test_every_kind_of_file_gives_the_same_pairs(kind, prepared, tmp_path):
     content = b"\xef\xbb\xbf" + as_tsv(LONG).encode()
     keys = ("--source-key", "in", "--target-key", "out")
-    if "jsonl" in kind:
+    if "JSONL" in kind:
         rows = [json.dumps({"in": source, "out": target, "n": 1}) for source, target in LONG]
         content = "\n".join(rows).encode()
     if kind.endswith("gz"):
         content = gzip.compress(content)
-    result = prepare(tmp_path, content, *SPLIT, *keys, name=f"pairs.{kind}")
+    result = prepare(tmp_path, content, *SPLIT, *keys, name=f"pairs \udcff.{kind}")
     assert result.code == 0, result.err
     for split in SPLITS:
         assert stored_pairs(tmp_path, split) == stored_pairs(prepared, split)
@@ -579,6 +579,7 @@ def test_bad_input_is_one_line(added, flags, says, tmp_path):
     ("name", "content", "says"),
     [
         ("pairs.jsonl", "{\n", ("no JSON object", "line 1", "--source-key")),
+        ("pairs.jsonl", 100_000 * "[", ("no JSON object", "line 1")),
         ("pairs.jsonl", '{"source": "a", "target": 3}\n', ("no JSON object with texts", "line 1")),
         ("pairs.tsv", VALID.encode() + b"\xff\tx\n", ("not UTF-8", "line 41, byte 0")),
         ("pairs.jsonl", '{"source": "a", "target": "\\ud83d"}\n', ("not UTF-8", "line 1")),

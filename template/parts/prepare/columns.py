@@ -122,8 +122,10 @@ class Columns:
             num_rows += len(has_target)
 
         for name in self.rounded:
-            what = "whole numbers beyond 2^24, which float32 rounds"
-            print(f"note: column '{name}' has {what}: try --category '{name}' or --drop '{name}'")
+            print(
+                f"note: column '{name}' has whole numbers beyond 2^24, which float32 rounds: "
+                f"try --category '{name}' or --drop '{name}'"
+            )
         levels = {name: list(codes) for name, codes in self.codes.items()}
         numbers = writer.appended(".numbers")
         codes = writer.appended(".codes")
@@ -169,8 +171,7 @@ class Columns:
         return np.array([*(codes[cell] for cell in cells), 0], np.int32)[places]
 
     def _number(self, block: Block, name: str) -> np.ndarray:
-        remedy = TARGET if name == self.target else OTHERWISE
-        values = block.numbers(name, remedy)
+        values = block.numbers(name, TARGET if name == self.target else OTHERWISE)
         large = values[np.abs(values) > EXACT]
         if ((large == large // 1) & (large != np.float32(large))).any():
             self.rounded.add(name)

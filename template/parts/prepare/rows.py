@@ -95,21 +95,13 @@ def _learn(table: Table, train: np.ndarray) -> tuple[Scaler, dict[str, np.ndarra
 
 def _scales(names: list[str], scaler: Scaler) -> list[Facts]:
     """Return name, mean, standard deviation and number of missing values of each column."""
-    mean, std = scaler.scale()
     facts = []
-    for place, name in enumerate(names):
-        missing = scaler.rows - int(scaler.count[place])
-        if missing == scaler.rows:
+    for name, mean, std, count in zip(names, *scaler.scale(), scaler.count, strict=True):
+        if not count:
             remedy = f"leave it out with --drop '{name}'"
             raise UserError("no training row has a value", f"column '{name}'", remedy)
-        facts.append(
-            {
-                "name": name,
-                "mean": float(mean[place]),
-                "std": float(std[place]),
-                "missing": missing,
-            }
-        )
+        missing = scaler.rows - int(count)
+        facts.append({"name": name, "mean": float(mean), "std": float(std), "missing": missing})
     return facts
 
 
@@ -128,7 +120,7 @@ def _lines(counts: dict[str, np.ndarray]) -> list[tuple[str, ...]]:
     """Return (name, type, lowest, highest, missing) for each category."""
     lines = []
     for name, count in counts.items():
-        missing = f"{count[0] / max(count.sum(), 1):.1%}"
+        missing = f"{count[0] / count.sum():.1%}"
         lines.append((name, "category", "", f"{(count[1:] > 0).sum()} values", missing))
     return lines
 

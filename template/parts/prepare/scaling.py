@@ -61,7 +61,7 @@ class Scaler:
 
     def columns(self, names: list[str]) -> list[tuple[str, ...]]:
         """Return the lines that `splits.print_summary` prints for these columns."""
-        missing = 1 - self.count / max(self.rows, 1)
+        missing = 1 - self.count / self.rows
         lines: list[tuple[str, ...]] = []
         for name, low, high, fraction in zip(names, self.low, self.high, missing, strict=True):
             kind = "constant" if low == high else "number"

@@ -38,14 +38,18 @@ FLOAT32_MAX = 3.4e38
 TEXT = np.finfo(np.float64).min  # marks a cell that is not a number
 STRING = pa.string()
 FLOAT = pa.float64()
+KEPT = re.compile("u?int|date|timestamp")  # types that need no conversion
 PARQUET = {".parquet", ".pq"}
 ARROW = {".feather", ".arrow"}
-ENDINGS = {".csv", ".tsv"} | PARQUET | ARROW  # files of a folder with other endings are ignored
+# Other files of a folder are ignored.
+TABLE = re.compile(
+    r"[^.].*\.(csv|tsv|parquet|pq|feather|arrow)(\.(gz|bz2|lz4|zst))?", re.IGNORECASE
+)
 # How a CSV file is written, unless flags or its first rows differ.
 STYLE: dict[str, Any] = {"delimiter": ",", "decimal": ".", "encoding": "utf-8", "missing": []}
 # Frequent marks of a missing cell, to suggest `--missing`.
 GAPS = {"nan", "none", "null", "n/a", "na", "#n/a", "-", "?"}
-UNREADABLE = (OSError, EOFError, pa.ArrowException, UnicodeError, LookupError)
+UNREADABLE = (OSError, EOFError, pa.ArrowException, ValueError, LookupError)
 RAGGED = re.compile(r"Row #(\d+): Expected (\d+) columns, got (\d+): (.*)", re.DOTALL)
 OPEN_QUOTE = "a quote is opened and never closed"
 COMMAS = "remove thousands separators, or add --decimal , if the commas are decimal marks"
@@ -95,9 +99,9 @@ class Source:
         """Return the file, or the files of the folder in the order of their names."""
         if not self.path.is_dir():
             return [self.path]
-        paths = [path for path in self.path.iterdir() if ENDINGS & {*path.suffixes[-2:]}]
+        paths = [path for path in self.path.iterdir() if TABLE.fullmatch(path.name)]
         if not paths:
-            what = f"no {', '.join(sorted(ENDINGS))} or .csv.gz file in the folder"
+            what = "no .csv, .tsv, .parquet, .pq, .feather, .arrow or .csv.gz file in the folder"
             raise UserError(what, str(self.path), "point --input at the data")
         return sorted(paths)
 
@@ -201,11 +205,13 @@ class Source:
         if "straddling object" in text:
             remedy = "a quote that is never closed, or a line end that is missing"
             return UserError("a row of more than 1 MB", str(path), f"look for {remedy}")
-        if isinstance(error, UnicodeError) or "invalid UTF8" in text:
+        if isinstance(error, UnicodeDecodeError) or "invalid UTF8" in text:
             remedy = "add its encoding, such as --encoding latin-1"
             return UserError(f"not {self.style['encoding'].upper()} text", str(path), remedy)
         what = f"cannot read the file ({text})".partition("\n")[0]
-        return UserError(what, str(path), "check --input and --encoding, or get the file again")
+        return UserError(
+            what, str(path), "check --input, --encoding and --delimiter, or get the file again"
+        )
 
 
 def _parquet_batches(path: Path) -> Iterator[pa.RecordBatch]:
@@ -251,11 +257,13 @@ def _plain(column: pa.Array) -> pa.Array:
     """
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
-    kind = column.type
-    if pa.types.is_integer(kind) or pa.types.is_date(kind) or pa.types.is_timestamp(kind):
+    if KEPT.match(str(column.type)):
         return column
     with suppress(pa.ArrowException):
-        return column.cast(FLOAT if pa.types.is_floating(kind) else STRING)
+        if pa.types.is_floating(column.type):
+            return column.cast(FLOAT)
+        column = column.cast(STRING).cast("binary")
+        return column.cast(STRING)  # fails unless the texts are UTF-8
     return column
 
 
@@ -298,12 +306,13 @@ class Block(NamedTuple):
         if column.type == STRING:
             texts = pc.ascii_trim_whitespace(column)
             return pc.if_else(pc.is_in(texts, pa.array(missing, STRING)), None, texts)
-        if column.type == FLOAT and "nan" in missing:
-            return pc.if_else(pc.is_nan(column), None, column)
         if not pa.types.is_primitive(column.type):
             where = f"{self.source.path}, column '{name}'"
             remedy = f"store one number, text or time per cell, or add --drop '{name}'"
             raise UserError(f"cells of type {column.type}", where, remedy)
+        marks = pa.array(map(number, missing), FLOAT)
+        with suppress(pa.ArrowException):  # a time is no number
+            return pc.if_else(pc.is_in(column.cast(FLOAT, safe=False), marks), None, column)
         return column
 
     # --- numbers
@@ -395,5 +404,6 @@ def number(cell: str) -> float:
 
 def has_commas(cells: list[str]) -> bool:
     """Whether all cells are numbers once commas are removed, and at least one has a comma."""
-    are_numbers = all(number(cell.replace(",", "")) != TEXT for cell in cells)
-    return are_numbers and any("," in cell for cell in cells)
+    return any("," in cell for cell in cells) and all(
+        number(cell.replace(",", "")) != TEXT for cell in cells
+    )

@@ -175,7 +175,11 @@ def list_files(path: Path, pattern: str) -> list[Path]:
         raise UserError("no such file or folder", str(path), "check --input")
     files = [path]
     if path.is_dir():
-        files = sorted(entry for entry in path.rglob(pattern) if entry.is_file())
+        try:
+            files = sorted(entry for entry in path.rglob(pattern) if entry.is_file())
+        except (ValueError, NotImplementedError) as error:
+            where = f"--glob '{pattern}'"
+            raise UserError(f"not a pattern of files ({error})", where, "use '*.txt'") from error
     visible = []
     for file in files:
         if not any(name[0] == "." for name in file.relative_to(path).parts):

@@ -27,7 +27,8 @@ Document = tuple[str, int, bytes, bool]
 
 def has_rows(path: Path) -> str:
     """Return `.jsonl` or `.parquet` if the file has a text in each row, else an empty text."""
-    return next((ending for ending in ROWS if ending in path.suffixes[-2:]), "")
+    suffixes = [suffix.lower() for suffix in path.suffixes[-2:]]
+    return next((ending for ending in ROWS if ending in suffixes), "")
 
 
 @contextmanager
@@ -244,7 +245,7 @@ def _json(path: Path, remedy: str) -> Iterator[tuple[str, object]]:
         where = f"{path}, line {number}"
         try:
             yield where, json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UserError(f"no JSON object with texts ({error})", where, remedy) from error
 
 
@@ -260,12 +261,15 @@ def _parquet(path: Path, keys: tuple[str, ...], remedy: str) -> Iterator[tuple[s
         if absent:
             has = f"it has {', '.join(names[:20])}"
             raise UserError(f"no column '{absent[0]}'", str(path), f"{remedy}; {has}")
-        for batch in file.iter_batches(1024, columns=list(keys)):
+        for batch in file.iter_batches(TOGETHER, columns=list(keys)):
             for row in batch.to_pylist():
                 number += 1
                 yield f"{path}, row {number}", row
         if number != file.metadata.num_rows:
             what = f"it has {number:,} rows and claims {file.metadata.num_rows:,}"
             raise UserError(what, str(path), "get the file again")
+    except UnicodeDecodeError as error:
+        where = f"{path}, row {number + 1} or one of the {TOGETHER} after it"
+        raise UserError("not UTF-8 text", where, "fix it, or write the file again") from error
     except (OSError, pa.ArrowException) as error:
         raise UserError(f"cannot read the file ({error})", str(path), "check --input") from error

@@ -246,7 +246,9 @@ class Texts:
             starts = (stops[numbers - 1, 2] * (numbers > 0)).tolist()
             for start, ends in zip(starts, stops[numbers].tolist(), strict=True):
                 borders = pairwise([start, *ends])
-                source, target, where = (str(content[begin:end], "utf-8") for begin, end in borders)
+                source, target, where = (
+                    str(content[begin:end], "utf-8", "surrogateescape") for begin, end in borders
+                )
                 yield source, target, where
 
 
@@ -284,7 +286,8 @@ class Reading:
     def _write(self, pairs: list[tuple[str, ...]]) -> None:
         import numpy as np
 
-        texts = [text.encode() for pair in pairs for text in pair]
+        # The path in `where` may not be UTF-8.
+        texts = [text.encode(errors="surrogateescape") for pair in pairs for text in pair]
         stops = self.size + np.cumsum([len(text) for text in texts]).reshape(-1, 3)
         self.writer.append(".texts", np.frombuffer(b"".join(texts), np.uint8))
         self.writer.append(".stops", stops)

@@ -79,8 +79,10 @@ def new_rows(path: Path, flags: dict[str, Any], trained: Store, folder: Path) ->
         name = column["name"]
         unknown = {*table.levels[name]} - {*column["values"]}
         if unknown:
-            what = f"values that are not in the training data, such as '{min(unknown)}'"
-            print(f"note: column '{name}' has {what}")
+            print(
+                f"note: column '{name}' has values that are not in the training data, "
+                f"such as '{min(unknown)}'"
+            )
 
 
 def as_csv(rows: dict[str, np.ndarray], classes: list[str]) -> bytes:

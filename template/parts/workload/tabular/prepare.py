@@ -125,9 +125,10 @@ def check(table: Table, facts: dict[str, Any], arguments: argparse.Namespace) ->
             remedy = f"{COMMAS}, or add --category '{name}'"
             raise UserError(f"'{cells[0]}' is not a number", f"{path}, column '{name}'", remedy)
         if len(cells) > max(len(table) // 2, 20):
-            what = f"{len(cells):,} different values in {len(table):,} rows"
-            remedy = f"if it is an id, add --drop '{name}'; for times, see --time-features"
-            print(f"note: column '{name}' has {what}: {remedy}")
+            print(
+                f"note: column '{name}' has {len(cells):,} different values in {len(table):,} rows:"
+                f" if it is an id, add --drop '{name}'; for times, see --time-features"
+            )
 
 
 def report(writer: StoreWriter, table: Table) -> None:

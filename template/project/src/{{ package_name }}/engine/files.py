@@ -50,7 +50,8 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 def write_text(path: Path, text: str) -> None:
     """Replace a text file atomically (UTF-8)."""
     with replacing(path) as file:
-        file.write(text.encode())
+        # A path that is not UTF-8 has half characters: JSON reads them back from their codes.
+        file.write(text.encode(errors="backslashreplace"))
 
 
 def read_lines(path: Path) -> list[str]:

@@ -45,9 +45,10 @@ def split_sizes(split: str, count: int, unit: str = "row", rounded: int = 0) -> 
     """
     numbers, are_shares = split_shares(split)
     sizes = [int(number) for number in numbers]
+    count = max(count, 0)
     if are_shares:
-        sizes[2] = round(max(count, 0) * numbers[2])
-        sizes[rounded] = min(round(max(count, 0) * numbers[rounded]), count - sizes[2])
+        sizes[2] = round(count * numbers[2])
+        sizes[rounded] = min(round(count * numbers[rounded]), count - sizes[2])
         sizes[1 - rounded] = count - sizes[2] - sizes[rounded]
 
     for name, size in zip(("training", "validation"), sizes, strict=False):
