@@ -150,15 +150,13 @@ def seconds_of(cell: str | None, time_format: str) -> int | None:
     if time_format == ISO and WHOLE.fullmatch(cell):
         return int(cell)
     try:
-        time = parse_time(cell, time_format)
+        time = (
+            datetime.fromisoformat(cell)
+            if time_format == ISO
+            else datetime.strptime(cell, time_format)
+        )
     except (ValueError, re.error):  # a format with a part twice is no regular expression
         return None
     if time.tzinfo is None:
         time = time.replace(tzinfo=UTC)
     return int(time.timestamp())
-
-
-def parse_time(cell: str, time_format: str) -> datetime:
-    if time_format == ISO:
-        return datetime.fromisoformat(cell)
-    return datetime.strptime(cell, time_format)
