@@ -346,18 +346,26 @@ def curve(tree: Tree, trials: Trials, cell: Cell) -> list[float]:
     return [float.fromhex(loss) for _, loss in losses(_run_folder(tree.folder, cell))]
 
 
+def steps_to_first_overflow(tree: Tree, cell: Cell) -> int:
+    """Number of the steps of a trained cell up to the first one whose gradients overflowed."""
+    from running import rows
+
+    records = [row for row in rows(_run_folder(tree.folder, cell)) if "split" not in row]
+    for number, record in enumerate(records, start=1):
+        if record["skipped_steps"]:
+            return number
+    return len(records)
+
+
 def write(scratch: Path) -> int:
-    """Replaces the file of curves by what the working tree computes here."""
+    """Replaces the file of curves, which are in fp32, by what the working tree computes here."""
     tree = Tree(".", scratch)
     trials = Trials(tree, CURVE_STEPS)
     curves = {}
     for workload in tree.choices("workload"):
-        for precision in (precision for precision in PRECISIONS if possible(workload, precision)):
-            cell = Cell(
-                workload, precision, tree.choices("loader")[0], tree.choices("framework")[0]
-            )
-            curves[str(cell)] = curve(tree, trials, cell)
-            print(f"{cell}: {curves[str(cell)][0]:.6g} → {curves[str(cell)][-1]:.6g}", flush=True)
+        cell = Cell(workload, "fp32", tree.choices("loader")[0], tree.choices("framework")[0])
+        curves[str(cell)] = curve(tree, trials, cell)
+        print(f"{cell}: {curves[str(cell)][0]:.6g} → {curves[str(cell)][-1]:.6g}", flush=True)
     CURVES.parent.mkdir(exist_ok=True)
     lines = (f"{json.dumps(name)}: {json.dumps(losses)}" for name, losses in curves.items())
     CURVES.write_text("{\n" + ",\n".join(lines) + "\n}\n")
