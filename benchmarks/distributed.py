@@ -72,9 +72,9 @@ def begun(folder: Path, distributed: Any, shape: dict[str, Any]) -> Any:
 
 def per_second(run: Any, steps: int) -> float:
     """Samples a second of all its processes over so many steps."""
-    run.limit = run.progress.step + steps
+    run.limit = run.step + steps
     start = time.perf_counter()
-    importlib.import_module("my_training.train").fit(run)
+    importlib.import_module("my_training.train").train(run)
     return steps * run.loader.order.batch_size_all_ranks / (time.perf_counter() - start)
 
 

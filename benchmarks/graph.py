@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import importlib
 import multiprocessing
 import platform
 import re
@@ -275,12 +276,15 @@ def write(folder: Path, days: int = DAYS, batches: int = 3) -> None:
 
 def stepping(project: Any) -> Any:
     """A function that trains one batch, as `train.py` does."""
+    mean_and_clip = importlib.import_module("my_training.engine.precision").mean_and_clip
 
     def step(batch: Any) -> None:
         with project.precision.autocast():
             output = project.wrapped(batch)
-        output.loss.backward(gradient=project.precision.scale(output.total_weight))
-        project.precision.step(project.optimizer, 1.0, output.total_weight.clamp(min=1))
+        (output.loss * output.total_weight).backward()
+        mean_and_clip(project.optimizer, output.total_weight.clamp(min=1), 1.0)
+        project.optimizer.step()
+        project.optimizer.zero_grad()
 
     return step
 

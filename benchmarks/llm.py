@@ -122,13 +122,13 @@ class Theirs:
 
 
 class Ours:
-    """A rendered project's own `fit`, its steps timed by what the loop calls after each."""
+    """A rendered project's own `train`, its steps timed by what the loop calls after each."""
 
     def __init__(self, folder: Path, steps: int):
         load = importlib.import_module("my_training.config").load
         assembling = importlib.import_module("my_training.assemble")
         distributed = importlib.import_module("my_training.engine.distributed").Distributed()
-        self.fit = importlib.import_module("my_training.train").fit
+        self.train = importlib.import_module("my_training.train").train
         flags = FLAGS | {"data.path": folder / "data", "training.max_steps": steps}
         settings = load(overrides=[(key, str(value)) for key, value in flags.items()])
         self.store = assembling.open_store(settings)
@@ -144,15 +144,15 @@ class Ours:
     def run(self) -> list[float]:
         run = self.session.run
         stamps = []
-        advance = run.advance
+        end_step = run.end_step
 
-        def timed(batch: int) -> int:
+        def timed(norm: Any) -> None:
             stamps.append(CLOCK())
-            return advance(batch)
+            end_step(norm)
 
-        run.advance = timed
+        run.end_step = timed
         stamps.append(CLOCK())
-        self.fit(run)
+        self.train(run)
         if self.session.exit_code:  # a signal: fewer steps than the others
             sys.exit(self.session.exit_code)
         return [1000 * (after - before) for before, after in itertools.pairwise(stamps)]

@@ -290,7 +290,9 @@ def lstm(path: Path) -> dict[str, float]:
     loader.close()
     model = project("model").build_model(settings, facts)
     precision = project("engine.precision").Precision("fp32", torch.device("cpu"))
-    optimizer = project("engine.optimization").make_optimizer(model, optimizing)
+    settings = SimpleNamespace(optimizer=optimizing)
+    optimizer = project("optimizer").build_optimizer(model, settings)
+    mean_and_clip = project("engine.precision").mean_and_clip
 
     def bare() -> None:
         loss = model(batch).loss
@@ -302,8 +304,10 @@ def lstm(path: Path) -> dict[str, float]:
     def by_the_project() -> None:
         with precision.autocast():
             output = model(batch)
-        output.loss.backward(gradient=precision.scale(output.total_weight))
-        precision.step(optimizer, 1.0, output.total_weight.clamp(min=1))
+        (output.loss * output.total_weight).backward()
+        mean_and_clip(optimizer, output.total_weight.clamp(min=1), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
 
     return in_turn({"bare": bare, "ours": by_the_project})
 

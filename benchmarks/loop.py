@@ -336,7 +336,7 @@ class Project:
 
     def assemble(self, settings: Any) -> Any:
         model = Wrapped(self.module("engine.interfaces").Output)
-        optimizer = self.module("engine.optimization").make_optimizer(model, settings.optimizer)
+        optimizer = self.module("optimizer").build_optimizer(model, settings)
         store = SimpleNamespace(fingerprint="", fingerprints=[], source={}, splits={})
         store.folder = self.run_folder
         store.remember = lambda run: None
@@ -373,14 +373,14 @@ class Project:
         with session_type(*arguments, trial=True) as session:
             for run in session.phases():
                 start = time.process_time()
-                self.module("train").fit(run)
+                self.module("train").train(run)
                 seconds = time.process_time() - start
                 losses = trained(run.project.model.network, self.data)
         return seconds, losses
 
 
 def ours(framework: str, hook: str = "", **answers: Any) -> Callable[[Data, Path], Result]:
-    """A rendered project's `fit` around the same network and batches. hook: the source of one in
+    """A rendered project's `train` around the same network and batches. hook: the source of one in
     `hooks/`."""
 
     def side(data: Data, folder: Path) -> Result:

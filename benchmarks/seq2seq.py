@@ -91,7 +91,7 @@ class Ours:
         load = importlib.import_module("my_training.config").load
         assembling = importlib.import_module("my_training.assemble")
         distributed = importlib.import_module("my_training.engine.distributed").Distributed()
-        self.fit = importlib.import_module("my_training.train").fit
+        self.train = importlib.import_module("my_training.train").train
         given = FLAGS | {"data.path": folder / "data"} | flags
         settings = load(overrides=[(key, str(value)) for key, value in given.items()])
         store = assembling.open_store(settings)
@@ -104,15 +104,15 @@ class Ours:
         """Seconds of each step."""
         run = self.session.run
         stamps = []
-        advance = run.advance
+        end_step = run.end_step
 
-        def timed(batch: int) -> int:
+        def timed(norm: Any) -> None:
             stamps.append(CLOCK())
-            return advance(batch)
+            end_step(norm)
 
-        run.advance = timed
+        run.end_step = timed
         stamps.append(CLOCK())
-        self.fit(run)
+        self.train(run)
         if self.session.exit_code:  # a signal: fewer steps than the others
             sys.exit(self.session.exit_code)
         return [after - before for before, after in itertools.pairwise(stamps)]

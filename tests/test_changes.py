@@ -153,7 +153,7 @@ def second(folder: Path, printed: str) -> None:
 
 
 def line(folder: Path, printed: str) -> None:
-    assert printed.count("next learning rate: ") >= 15
+    assert printed.count("learning rate: ") >= 15
 
 
 EFFECTS: dict[str, Callable[[Path, str], None] | None] = {  # None: other losses are the effect

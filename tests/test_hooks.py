@@ -32,7 +32,7 @@ class Hook:
 
     def note(self, run, moment):
         with open(f"moments{run.project.distributed.rank}", "a") as file:
-            print(moment, run.progress.step, file=file)
+            print(moment, run.step, file=file)
 
     def start(self, run):
         self.note(run, "start")
@@ -70,7 +70,7 @@ FAILING = '''"""Fails after step FAILS, on one rank."""
 class Hook:
     def after_step(self, run):
         here = run.project.distributed.rank == RANK
-        if run.progress.step == FAILS and here:
+        if run.step == FAILS and here:
             KIND
 '''
 

@@ -120,8 +120,8 @@ def test_the_loop_shows_the_algorithm(framework):
         "autocast",
         "backward(",
         "clip",
-        "precision.step(",
-        "schedule.set(",
-        "monitor.log(",
+        "scaler.step(",
+        "learning_rate(",
+        "run.write_record(",
     ):
         assert step in text

@@ -61,12 +61,13 @@ def optimizers(model: Net) -> list[torch.optim.Optimizer]:
 
 def test_each_weight_has_the_step_of_its_own_kind():
     """Also after a state was saved and loaded."""
-    optimization = imported(render(workload="llm", extras=["muon"]), "engine.optimization")
+    project = imported(render(workload="llm", extras=["muon"]), "optimizer")
+    settings = SimpleNamespace(optimizer=SETTINGS)
     torch.manual_seed(0)
     model = Net()
     other = Net()
     other.load_state_dict(model.state_dict())
-    mixed = optimization.make_optimizer(model, SETTINGS)
+    mixed = project.build_optimizer(model, settings)
     separate = optimizers(other)
     for step in range(4):
         for weight, same in zip(model.parameters(), other.parameters(), strict=True):
@@ -74,7 +75,7 @@ def test_each_weight_has_the_step_of_its_own_kind():
             same.grad = weight.grad.clone()
         if step == 2:
             state = mixed.state_dict()
-            mixed = optimization.make_optimizer(model, SETTINGS)
+            mixed = project.build_optimizer(model, settings)
             mixed.load_state_dict(state)
             for optimizer in (mixed, *separate):
                 for group in optimizer.param_groups:

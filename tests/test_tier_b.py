@@ -2,7 +2,6 @@
 CPU."""
 
 import functools
-import importlib
 import itertools
 import os
 import shutil
@@ -222,17 +221,15 @@ def test_a_command_that_does_not_train_loads_no_compiler(place):
 
 def overflowing() -> None:
     """Gradients of this process's seventh step are infinite."""
-    precision = importlib.import_module(f"{PACKAGE}.engine.precision").Precision
-    real = precision.step
+    real = torch.amp.GradScaler.unscale_
     calls = itertools.count(1)
 
-    def step(self: Any, optimizer: Any, clip: float, divisor: Any) -> Any:
+    def unscale(self: Any, optimizer: Any) -> None:
         if next(calls) == 7:
-            raw = getattr(optimizer, "optimizer", optimizer)
-            raw.param_groups[0]["params"][0].grad.fill_(float("inf"))
-        return real(self, optimizer, clip, divisor)
+            optimizer.param_groups[0]["params"][0].grad.fill_(float("inf"))
+        real(self, optimizer)
 
-    precision.step = step
+    torch.amp.GradScaler.unscale_ = unscale  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("framework", choices("framework"))

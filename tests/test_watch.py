@@ -55,14 +55,14 @@ def test_waiting_for_data_is_judged_over_a_stretch():
     """Needs neither NVML nor `watch`; the first row compiles and fills caches, and does not
     count."""
     said: list[str] = []
-    loud = SimpleNamespace(alert=lambda step, kind, text: said.append(text))
+    log = SimpleNamespace(alert=lambda step, kind, text: said.append(text))
     loader = SimpleNamespace(workers=4)
-    run = SimpleNamespace(monitor=loud, loader=loader, settings=SETTINGS)
+    run = SimpleNamespace(log=log, loader=loader, settings=SETTINGS)
     hook = alerts.Hook()
 
     def step(number, seconds, waited):
         row = {"step": number, "step_ms": 1000 * seconds, "eta_s": 1.0}
-        loud.row = row | {"data_wait_fraction": waited / seconds}
+        run.record = row | {"data_wait_fraction": waited / seconds}
         hook.after_step(run)
         hook.after_step(run)  # without a new row
         return said

@@ -148,7 +148,7 @@ def train(folder: Path, overrides: Row, loader: Any = None, around: Any = None) 
             run.save = lambda: None
             ready = time.perf_counter() - start
             with around or contextlib.nullcontext():
-                project("train").fit(run)
+                project("train").train(run)
             if session.exit_code:  # a signal: the row would be of fewer steps than the others
                 sys.exit(session.exit_code)
     rows, evaluations = project("engine.record").read_metrics(place / "metrics.jsonl")

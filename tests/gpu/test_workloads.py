@@ -34,22 +34,22 @@ SWITCHES = {
 
 GUARD = """
 import torch
-from my_training.engine import loader, monitor, run
-deliver, count_waits, advance = loader.deliver, monitor.Monitor.count_waits, run.Run.advance
+from my_training.engine import loader, meter, run
+deliver, next_batch, end_step = loader.deliver, meter.Meter.next_batch, run.Run.end_step
 def delivered(*words):
     torch.cuda.set_sync_debug_mode("error")
     batch = deliver(*words)
     torch.cuda.set_sync_debug_mode("default")
     return batch
 def guarded(self, batches):  # from a batch's arrival to the end of the optimizer's step
-    for batch in count_waits(self, batches):
-        torch.cuda.set_sync_debug_mode("error")
-        yield batch
-        torch.cuda.set_sync_debug_mode("default")
-def counted(self, batch):
     torch.cuda.set_sync_debug_mode("default")
-    return advance(self, batch)
-loader.deliver, monitor.Monitor.count_waits, run.Run.advance = delivered, guarded, counted
+    batch = next_batch(self, batches)
+    torch.cuda.set_sync_debug_mode("error")
+    return batch
+def counted(self, norm):
+    torch.cuda.set_sync_debug_mode("default")
+    return end_step(self, norm)
+loader.deliver, meter.Meter.next_batch, run.Run.end_step = delivered, guarded, counted
 """
 
 

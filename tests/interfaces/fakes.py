@@ -7,7 +7,6 @@ sequences, several spans for a sample, spans that are absent, models that carry 
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -213,8 +212,8 @@ class OneOf:
         self.sum_over_ranks = total
         self.is_main = rank == 0
 
-    def no_sync(self) -> Any:
-        return nullcontext()
+    def exchange_gradients(self, enabled: bool) -> None:
+        pass
 
     def gather_objects(self, value: Any) -> list[Any]:
         return [value]
@@ -230,16 +229,15 @@ class OneOf:
 
 
 class Loop:
-    """What `train.fit` sees of a run: a model, and groups of micro-batches, each an epoch of its
-    own.
+    """What `train.train` sees of a run: a model, and steps, each with its own micro-batches.
 
-    Keeps `norms` and `means` of the groups: the gradient's before clipping, the loss per target.
+    Keeps `norms` and `means` of the steps: the gradient's before clipping, the loss per target.
     """
 
-    learning_rate = 0.0
     evaluation_due = False
     save_due = False
-    accumulation = 10**9
+    log_due = True
+    num_steps = 10
 
     def __init__(
         self,
@@ -251,80 +249,70 @@ class Loop:
         optimizer: Any = None,
         framework: str = "pytorch",
     ):
-        self.settings = SimpleNamespace(training=SimpleNamespace(gradient_clip=clip))
+        # The rate is 1, so plain SGD moves each weight by minus its gradient.
+        self.settings = SimpleNamespace(
+            training=SimpleNamespace(gradient_clip=clip),
+            optimizer=SimpleNamespace(learning_rate=1.0),
+            schedule=SimpleNamespace(name="constant", warmup_steps=0),
+        )
         self.project = SimpleNamespace(
             wrapped=model,
-            # It moves each weight by minus its gradient.
             optimizer=optimizer or torch.optim.SGD(model.parameters(), lr=1.0),
             precision=precision or engine("precision").Precision("fp32", CPU),
             distributed=distributed or OneOf(),
             device=CPU,
         )
-        self.progress = engine("progress").Progress()
-        self.loader = self.order = self.monitor = self.schedule = self.signals = self
-        self.shares: dict[int, float] = {}  # of steps, by their number of micro-batches
+        loader = SimpleNamespace(stall_seconds=0.0)
+        skips = self.project.precision.scaler.is_enabled()
+        self.meter = engine("meter").Meter(self.project.distributed, loader, skips)
+        self.signals = self
+        self.step = 0
+        self.step_fraction = 1.0
         self.norms: list[float] = []
         self.means: list[float] = []
-        self.noted: list[Any] = []
-        self._fit = imported(render(framework=framework), "train").fit
-        self._groups: list[list[dict[str, Tensor]]] = []
+        self.skipped: list[int] = []
+        self._train = imported(render(framework=framework), "train").train
+        self._steps: list[list[dict[str, Tensor]]] = []
 
-    def __call__(self, *groups: list[dict[str, Tensor]]) -> Loop:
-        """Trains on these groups, a step for each."""
-        self._groups = list(groups)
-        self.last_step = self.progress.step + len(groups)
-        self._fit(self)
+    def __call__(self, *steps: list[dict[str, Tensor]]) -> Loop:
+        """Trains on these micro-batches, a list for each step."""
+        self._steps = list(steps)
+        self._train(self)
         return self
 
     @property
     def should_stop(self) -> bool:
-        return self.progress.step >= self.last_step
+        return not self._steps
+
+    @property
+    def last_step(self) -> int:
+        return self.step + len(self._steps)
 
     @property
     def step_of_phase(self) -> int:
-        return self.progress.step
+        return self.step
 
-    def step_fraction(self, epoch: int, first: int, last: int, accumulation: int) -> float:
-        return self.shares.get(last - first, 1.0)
+    def next_batches(self) -> Any:
+        batches = self._steps[0]
+        for number, batch in enumerate(batches, start=1):
+            self.project.distributed.exchange_gradients(number == len(batches))
+            yield {**batch}
 
-    def advance(self, batch: int) -> int:
-        assert batch == len(self)
-        self.progress.step += 1
-        self.progress.epoch += 1
-        self._groups.pop(0)
-        return self.progress.step
+    def divisor(self) -> Tensor:
+        return engine("run").Run.divisor(self)
 
-    # --- as a loader
+    def end_step(self, norm: Tensor) -> None:
+        self.step += 1
+        self._steps.pop(0)
+        self.meter.end_step(norm)
 
-    def __len__(self) -> int:
-        return len(self._groups[0]) if self._groups else 0
+    def write_record(self, learning_rate: float) -> None:
+        norm, skipped, means = self.meter.read()
+        self.norms.append(norm)
+        self.skipped.append(skipped)
+        self.means.append(means["loss"])
 
-    def epoch(self, epoch: int, start_batch: int = 0) -> Any:
-        return iter([{**batch} for batch in self._groups[0]])
-
-    # --- as a monitor, a schedule, signals, hooks
-
-    def count_waits(self, batches: Any) -> Any:
-        return batches
-
-    def add_losses(self, step: int, epoch: int, batches: tuple[int, int], losses: Any) -> None:
-        self.noted.append((step, epoch, batches, len(losses)))
-        self.losses = losses
-
-    def add_metrics(self, metrics: Any) -> None:
-        pass
-
-    def due(self, step: int) -> bool:
-        return True
-
-    def log(self, step: int, epoch: int, norm: Tensor, learning_rate: float) -> None:
-        sums = [torch.stack([loss * weight, weight]) for loss, weight in self.losses]
-        loss, weight = self.project.distributed.sum_over_ranks(torch.stack(sums).sum(0)).tolist()
-        self.means.append(loss / max(weight, 1))
-        self.norms.append(norm.item())
-
-    def set(self, step: int) -> None:
-        pass
+    # --- as signals and hooks
 
     def listen(self) -> None:
         pass

@@ -19,6 +19,7 @@ from fakes import (
     LOADERS,
     ORDERS,
     Augmented,
+    OneOf,
     as_stored,
     content,
     engine,
@@ -317,10 +318,12 @@ def test_waiting_for_the_gpu_is_no_wait_for_data(make, monkeypatch):
 
     monkeypatch.setattr(time, "perf_counter", lambda: seconds)
     made._copied = [SimpleNamespace(synchronize=synchronize)] * len(made._copied)
-    watch = SimpleNamespace(loader=made, _waited=0.0)
-    batches = list(engine("monitor", loader="memmap").Monitor.count_waits(watch, made.epoch(0)))
-    assert made.stall_seconds == len(batches)
-    assert watch._waited == 0
+    meter = engine("meter", loader="memmap").Meter(OneOf(), made, skips=False)
+    batches = made.epoch(0)
+    for _ in range(len(made)):
+        meter.next_batch(batches)
+    assert made.stall_seconds == len(made)
+    assert meter.waited == 0
 
 
 def test_a_worker_that_dies_is_one_line(make):

@@ -3,7 +3,6 @@ gradient."""
 
 import copy
 import math
-from contextlib import contextmanager
 
 import lightning
 import pytest
@@ -76,9 +75,8 @@ def test_groups_do_not_leak_into_each_other(framework):
     second = ragged_batch(7, seed=2)
     Loop(alone)(first)
     wanted, _ = mean_gradient(alone, second)
-    loop = Loop(model, framework=framework)(first, [second])
+    Loop(model, framework=framework)(first, [second])
     assert_same(moved(model, state(alone)), wanted)
-    assert loop.noted == [(1, 0, (0, 3), 3), (2, 1, (0, 1), 1)]
     assert all(parameter.grad is None for parameter in model.parameters()), "gradients are cleared"
 
 
@@ -94,7 +92,7 @@ def test_a_step_of_few_samples_moves_weights_by_its_fraction(framework, clip):
     start = state(model)
     share = 0.01
     loop = Loop(model, framework=framework, clip=clip * norm)
-    loop.shares = {2: share}
+    loop.step_fraction = share
     loop(cut(batch, [7]))
     assert_same(moved(model, start), {name: share * value for name, value in wanted.items()})
     assert loop.norms == [pytest.approx(share * norm, rel=1e-6)]
@@ -114,7 +112,7 @@ def test_a_group_without_targets_moves_nothing():
 def test_lightning_leaves_the_model_on_its_device():
     """The run uses it after the fit."""
     loop = Loop(Ragged().to("meta"), framework="lightning")
-    module = loop._fit.__globals__["Module"](loop)
+    module = loop._train.__globals__["Module"](loop)
     strategy = lightning.Trainer(accelerator="cpu").strategy
     strategy.connect(module)
     strategy.teardown()
@@ -161,33 +159,41 @@ def test_two_ranks_that_average_gradients_equal_one(clip, framework):
     theirs_by_parameter = dict(zip(parameters, gradients, strict=True))
     for parameter in parameters:
         parameter.register_post_accumulate_grad_hook(average)
-    both = {
-        0: other.total_weight.detach(),
-        1: torch.stack([other.loss * other.total_weight, other.total_weight]).detach(),
-    }
+    means = torch.stack([other.loss * other.total_weight, other.total_weight]).detach()
+    # By the number of axes: the step's weight, counts of what is not finite, means.
+    both = {0: other.total_weight.detach(), 1: 0, 2: means}
     ranks = OneOf(world=2, total=lambda tensor: tensor + both[tensor.dim()])
     loop = Loop(model, clip=clip, distributed=ranks, framework=framework)([mine])
     assert_same(state(model), state(alone))
-    assert loop.means == [pytest.approx(one.means[0], rel=1e-9)]
+    assert loop.means == [pytest.approx(one.means[0], rel=1e-6)]
 
 
 @every_framework
 def test_gradients_stay_local_until_the_group_closes(framework):
-    inside = []
+    exchanged = []
     log = []
     model = Ragged()
     ranks = OneOf()
-
-    @contextmanager
-    def local():
-        inside.append(True)
-        yield
-        inside.pop()
-
-    ranks.no_sync = local
-    model.head.bias.register_post_accumulate_grad_hook(lambda _: log.append(bool(inside)))
+    ranks.exchange_gradients = exchanged.append
+    model.head.bias.register_post_accumulate_grad_hook(lambda _: log.append(exchanged[-1]))
     Loop(model, distributed=ranks, framework=framework)(cut(ragged_batch(), [5, 9]))
-    assert log == [True, True, False]
+    assert log == [False, False, True]
+
+
+@every_framework
+def test_a_group_keeps_its_own_rate(framework):
+    model = Ragged()
+    groups = [
+        {"params": model.layer.parameters()},
+        {"params": model.head.parameters(), "lr_factor": 0.1},
+    ]
+    batch = ragged_batch()
+    wanted, _ = mean_gradient(model, batch)
+    for name in ("head.weight", "head.bias"):
+        wanted[name] *= 0.1
+    start = state(model)
+    Loop(model, optimizer=torch.optim.SGD(groups, lr=1.0), framework=framework)([batch])
+    assert_same(moved(model, start), wanted)
 
 
 def stateful(x: list[float], starts_sequence: list[bool]) -> dict[str, Tensor]:

@@ -68,14 +68,14 @@ def test_whether_blocks_compile(enabled, capability, wanted):
 def test_each_weight_is_optimized_once_and_only_matrices_decay(fused):
     model = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2))
     model[2].weight = nn.Parameter(torch.ones(2, 4), requires_grad=False)
-    chosen = settings(optimizer__weight_decay=0.25, optimizer__fused=str(fused).lower()).optimizer
-    optimizer = engine("optimization").make_optimizer(model, chosen)
+    chosen = settings(optimizer__weight_decay=0.25, optimizer__fused=str(fused).lower())
+    optimizer = imported(render(), "optimizer").build_optimizer(model, chosen)
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
     trained = [weight for weight in model.parameters() if weight.requires_grad]
     assert sorted(map(id, weights)) == sorted(map(id, trained))
     for group in optimizer.param_groups:
         assert {p.dim() >= 2 for p in group["params"]} == {group["weight_decay"] > 0}
-    assert {group["lr"] for group in optimizer.param_groups} == {chosen.learning_rate}
+    assert {group["lr"] for group in optimizer.param_groups} == {chosen.optimizer.learning_rate}
 
 
 def test_activation_checkpointing_is_off_without_gradients():
@@ -116,7 +116,7 @@ def test_blocks_in_cuda_graphs_evaluate_eagerly(mode, monkeypatch):
 @pytest.mark.parametrize(("name", "count"), [("adamw", 2), ("adafactor", 0)])
 def test_the_first_batch_has_no_more_memory_than_later_ones(name, count):
     """The optimizer's averages are there from the first step on."""
-    chosen = settings(optimizer__name=name).optimizer
-    optimizer = engine("optimization").make_optimizer(nn.Linear(30, 7), chosen)
+    chosen = settings(optimizer__name=name)
+    optimizer = imported(render(), "optimizer").build_optimizer(nn.Linear(30, 7), chosen)
     reserved = engine("memory").reserve_averages(optimizer)
     assert sum(tensor.numel() for tensor in reserved) == count * 217

@@ -3,11 +3,9 @@ rate."""
 
 from pathlib import Path
 from shlex import split
-from types import SimpleNamespace
 
 import pytest
 import torch
-from fakes import engine
 from ranks import run_ranks
 from rendering import render
 from running import check_run, losses, newest_run, rows
@@ -102,23 +100,3 @@ def test_a_row_of_two_ranks_is_resumed_by_two_and_by_one(place):
     for (step, mine), (other, wanted) in pairs[4:]:
         assert step == other
         assert float.fromhex(mine) == pytest.approx(float.fromhex(wanted), rel=1e-4)
-
-
-def test_each_group_keeps_its_own_rate():
-    first = torch.zeros(1, requires_grad=True)
-    second = torch.zeros(2, requires_grad=True)
-    groups = [{"params": [first], "lr": 1e-3}, {"params": [second], "lr": 1e-4}]
-    settings = SimpleNamespace(
-        schedule=SimpleNamespace(name="linear", warmup_steps=2, final_factor=0.0),
-        optimizer=SimpleNamespace(learning_rate=1e-3),
-    )
-    optimizer = torch.optim.SGD(groups, lr=1e-3)
-    schedule = engine("optimization").Schedule(optimizer, settings, 12)
-    for step, share in ((0, 0.5), (1, 1.0), (7, 0.5)):
-        schedule.set(step)
-        assert [group["lr"] for group in optimizer.param_groups] == [
-            pytest.approx(1e-3 * share),
-            pytest.approx(1e-4 * share),
-        ]
-        assert schedule.learning_rate == pytest.approx(1e-3 * share)
-        optimizer.load_state_dict(optimizer.state_dict())  # new groups in place of the old ones

@@ -6,10 +6,11 @@ from typing import Any, get_args
 
 import pytest
 import torch
-from fakes import engine
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as some
+from importing import imported
+from rendering import render
 from torch.optim import lr_scheduler
 
 PEAK = 0.02
@@ -17,30 +18,23 @@ PEAK = 0.02
 
 def names() -> tuple[str, ...]:
     """The schedules that the settings offer."""
-    return get_args(engine("config").Schedule.model_fields["name"].annotation)
+    return get_args(imported(render(), "config").Schedule.model_fields["name"].annotation)
 
 
 def optimizer() -> torch.optim.Optimizer:
     return torch.optim.SGD([{"params": [torch.zeros(1)]}, {"params": [torch.zeros(2)]}], lr=PEAK)
 
 
-def schedule(
-    name: str, total: int, warmup: int | str = 0, final: float = 0.1, target: Any = None
-) -> Any:
+def rates(
+    name: str, total: int, warmup: int | str = 0, final: float = 0.1, steps: int | None = None
+) -> list[float]:
+    """The rates of the first steps of a run, by default of all."""
     settings = SimpleNamespace(
         schedule=SimpleNamespace(name=name, warmup_steps=warmup, final_factor=final),
         optimizer=SimpleNamespace(learning_rate=PEAK),
     )
-    return engine("optimization").Schedule(target or optimizer(), settings, total)
-
-
-def rates(made: Any, steps: int) -> list[float]:
-    rates = []
-    for step in range(steps):
-        made.set(step)
-        assert {group["lr"] for group in made.optimizer.param_groups} == {made.learning_rate}
-        rates.append(made.learning_rate)
-    return rates
+    learning_rate = imported(render(), "optimizer").learning_rate
+    return [learning_rate(step, total, settings) for step in range(steps or total)]
 
 
 def torch_rates(scheduler: Any, steps: int) -> list[float]:
@@ -57,7 +51,7 @@ def test_onecycle_is_that_of_torch(total, warmup):
     share = 0.3 if warmup == "auto" else warmup / total
     reference = lr_scheduler.OneCycleLR(optimizer(), PEAK, total_steps=total, pct_start=share)
     expected = [*torch_rates(reference, total - 1), reference.get_last_lr()[0]]
-    assert rates(schedule("onecycle", total, warmup), total) == pytest.approx(expected)
+    assert rates("onecycle", total, warmup) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("warmup", [0, 1, 25])
@@ -73,8 +67,8 @@ def test_warmup_then_decay_are_those_of_torch(name, warmup, final):
         after = lr_scheduler.LinearLR(made, 1.0, final, total_iters=decay)
     expected = [PEAK * (step + 1) / warmup for step in range(warmup)]
     expected += torch_rates(after, decay + 1)
-    made_rates = rates(schedule(name, 120, warmup, final), 121)
-    assert made_rates == pytest.approx(expected, abs=1e-12)
+    actual = rates(name, 120, warmup, final, steps=121)
+    assert actual == pytest.approx(expected, abs=1e-12)
 
 
 @given(
@@ -87,7 +81,7 @@ def test_warmup_then_decay_are_those_of_torch(name, warmup, final):
 def test_any_length_gives_rates_up_to_the_peak(name, total, warmup, final):
     """Also runs shorter than their warm-up, and steps behind the end; up first, then never up
     again."""
-    actual = rates(schedule(name, total, warmup, final), total + 5)
+    actual = rates(name, total, warmup, final, steps=total + 5)
     assert 0 < max(actual) <= PEAK * (1 + 1e-9)
     assert min(actual) >= 0
     top = actual.index(max(actual))

@@ -155,29 +155,38 @@ OVERFLOW = 8  # the step, from 1, whose gradient becomes infinite
 
 def overflowing() -> None:
     """One infinite gradient, and a note of each optimizer step's effect."""
-    from my_training.engine.precision import Precision  # type: ignore[import-not-found]
-
-    step = Precision.step
+    scaler = torch.amp.GradScaler
+    unscale = scaler.unscale_
+    update = scaler.update
     backwards = itertools.count()  # 0 is the dry run's
+    step: dict[str, Any] = {}
 
     def spoil(gradient: Tensor) -> Tensor:
         return gradient * float("inf") if next(backwards) == OVERFLOW else gradient
 
-    def watched(self: Any, optimizer: Any, *more: Any) -> Any:
-        raw = getattr(optimizer, "optimizer", optimizer)
-        parameters = [parameter for group in raw.param_groups for parameter in group["params"]]
-        before = [parameter.detach().clone() for parameter in parameters]
-        scale = self.scaler.get_scale()
-        result = step(self, optimizer, *more)
-        same = all(torch.equal(old, new) for old, new in zip(before, parameters, strict=True))
-        finite = all(bool(new.isfinite().all()) for new in parameters)
-        counts = {int(state["step"]) for state in raw.state.values()}
-        halved = self.scaler.get_scale() < scale
-        note("steps", same=same, finite=finite, halved=halved, counts=sorted(counts))
-        return result
+    def before(self: Any, optimizer: Any) -> None:
+        step["optimizer"] = optimizer
+        step["scale"] = self.get_scale()
+        step["weights"] = [weight.detach().clone() for weight in weights_of(optimizer)]
+        unscale(self, optimizer)
 
-    Precision.step = watched
+    def after(self: Any) -> None:
+        update(self)
+        optimizer = step["optimizer"]
+        pairs = zip(step["weights"], weights_of(optimizer), strict=True)
+        same = all(torch.equal(old, new) for old, new in pairs)
+        finite = all(bool(weight.isfinite().all()) for weight in weights_of(optimizer))
+        counts = {int(state["step"]) for state in optimizer.state.values()}
+        halved = self.get_scale() < step["scale"]
+        note("steps", same=same, finite=finite, halved=halved, counts=sorted(counts))
+
+    scaler.unscale_ = before  # type: ignore[method-assign]
+    scaler.update = after  # type: ignore[assignment,method-assign]
     change_model(lambda model: list(model.parameters())[-1].register_hook(spoil))
+
+
+def weights_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return [weight for group in optimizer.param_groups for weight in group["params"]]
 
 
 @every_framework

@@ -7,7 +7,6 @@ the gradient of the whole batch in a single process. Only rank 0 writes files.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +31,10 @@ class Distributed(Group):
         self._model = wrapped
         return wrapped
 
-    def no_sync(self) -> Any:
+    def exchange_gradients(self, enabled: bool) -> None:
         """Keep gradients local, for all but the last micro-batch of a step."""
-        if self._model is None:
-            return nullcontext()
-        return self._model.no_sync()
+        if self._model is not None:
+            self._model.require_backward_grad_sync = enabled
 
     def save_shards(self, state: dict[str, Any], folder: Path) -> Shards:
         """Write this rank's shards of a checkpoint: there are none."""

@@ -9,8 +9,6 @@ A checkpoint has a file for each rank. Any number of processes can read it: each
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -63,14 +61,10 @@ class Distributed(Group):
                 register_fsdp_forward_method(model, name)
         return model
 
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
+    def exchange_gradients(self, enabled: bool) -> None:
         """Keep gradients local, whole and in memory, for all but the last micro-batch of a step."""
         if self._model is not None:
-            self._model.set_requires_gradient_sync(False)
-        yield
-        if self._model is not None:
-            self._model.set_requires_gradient_sync(True)
+            self._model.set_requires_gradient_sync(enabled)
 
     def save_shards(self, state: dict[str, Any], folder: Path) -> Shards:
         """Write this rank's rows of each sharded tensor of a checkpoint's state."""

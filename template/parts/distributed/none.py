@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -45,9 +44,8 @@ class Distributed:
         """Return the model that the step calls; `dtype` is the dtype of its matrix products."""
         return model
 
-    def no_sync(self) -> Any:
+    def exchange_gradients(self, enabled: bool) -> None:
         """Keep gradients local, for all but the last micro-batch of a step."""
-        return nullcontext()
 
     def sum_over_ranks(self, tensor: Tensor) -> Tensor:
         """Return the sum over all ranks, the same on each."""

@@ -17,12 +17,12 @@ from tqdm import tqdm
 from .. import dataset
 from ..assemble import open_store
 from ..engine.interfaces import Batch, Rows, Spans, require_attributes
-from ..engine.optimization import make_optimizer
 from ..engine.plugins import discover
-from ..engine.precision import Precision
+from ..engine.precision import Precision, mean_and_clip
 from ..engine.progress import seed_everything
 from ..engine.rows import deliver, gather, mapped, stored_dtype
 from ..model import build_model
+from ..optimizer import build_optimizer
 
 if TYPE_CHECKING:
     from ..config import Settings
@@ -138,14 +138,16 @@ class Bench:
 
     def train(self, model: Any, batches: Iterable[Batch]) -> Iterator[float]:
         """Make a step with each batch; yield the losses."""
-        optimizer = make_optimizer(model.train(), self.settings.optimizer)
+        optimizer = build_optimizer(model.train(), self.settings)
         for group in optimizer.param_groups:
             group["lr"] = max(group["lr"], LEAST_RATE)
         for batch in batches:
             output = model.train()(batch)
             output.loss.backward(gradient=output.total_weight)
             targets = output.total_weight.detach().clamp(min=1)
-            self.precision.step(optimizer, self.settings.training.gradient_clip, targets)
+            mean_and_clip(optimizer, targets, self.settings.training.gradient_clip)
+            optimizer.step()
+            optimizer.zero_grad()
             yield float(output.loss.detach())
 
     @cached_property

@@ -24,7 +24,8 @@ from torch.utils.flop_counter import flop_registry
 
 from ..engine.gpus import Gpu
 from ..engine.interfaces import Batch
-from ..engine.optimization import checkpoint_blocks, muon
+from ..engine.optimization import checkpoint_blocks
+from ..optimizer import import_muon
 
 aten = torch.ops.aten
 LSTM = (aten.mkldnn_rnn_layer, aten.mkldnn_rnn_layer_backward)  # one layer, inputs (T, B, C)
@@ -208,7 +209,7 @@ def _optimizer_bytes(model: Any, optimizer: str, parameters: int) -> int:
     if optimizer == "adafactor":
         return sum(_adafactor_bytes(weight) for weight in model.parameters())
     if optimizer == "muon":
-        in_muon = sum(weight.numel() for weight in muon().inner_matrices(model))
+        in_muon = sum(weight.numel() for weight in import_muon().inner_matrices(model))
         return 8 * parameters - 4 * in_muon
     return 0
 

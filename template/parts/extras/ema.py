@@ -74,7 +74,7 @@ class Hook:
 
         from ..engine.shards import own
 
-        if run.progress.step % self.settings.every_steps:
+        if run.step % self.settings.every_steps:
             return
         share = 1.0
         if run.step_of_phase > self.settings.start_step:

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .errors import UserError
-from .optimization import decay_groups
+from .engine.errors import UserError
 
 
 class MuonAdamW(torch.optim.Optimizer):
@@ -46,7 +45,10 @@ class MuonAdamW(torch.optim.Optimizer):
 
 
 def inner_matrices(model: Any) -> list[Tensor]:
-    """Return the trained weight matrices (out, in) of blocks, without embeddings and heads."""
+    """Return the trained weight matrices (out, in) of blocks, without embeddings and heads.
+
+    Raises `UserError` if there is none.
+    """
     embeddings = set()
     for module in model.modules():
         if isinstance(module, nn.Embedding):
@@ -59,18 +61,8 @@ def inner_matrices(model: Any) -> list[Tensor]:
                 is_embedding = id(weight) in embeddings
                 if not is_embedding and weight.dim() == 2 and weight.requires_grad:
                     matrices[id(weight)] = weight
-    return list(matrices.values())
-
-
-def make_optimizer(
-    model: nn.Module, decay: float, options: dict[str, Any]
-) -> torch.optim.Optimizer:
-    """Build the optimizer; `options` are AdamW's. Raises `UserError` if blocks have no matrix."""
-    matrices = inner_matrices(model)
     if not matrices:
         what = "no block of the model has a matrix to train"
         remedy = "use optimizer.name adamw, or return your layers in blocks()"
         raise UserError(what, "optimizer.name muon", remedy)
-    in_muon = set(map(id, matrices))
-    others = [weight for weight in model.parameters() if id(weight) not in in_muon]
-    return MuonAdamW(matrices, decay_groups(others, decay), decay, **options)
+    return list(matrices.values())

@@ -88,7 +88,7 @@ def train(folder: Path, number: int) -> int:
     from ..config import load
     from ..engine.distributed import Distributed
     from ..engine.session import Session
-    from ..train import fit
+    from ..train import train as train_run
 
     start_time = time.monotonic()
     distributed = Distributed()
@@ -107,7 +107,7 @@ def train(folder: Path, number: int) -> int:
             for run in session.phases():
                 run.trial = False  # evaluate, and save checkpoints for a resume
                 run.hooks.all["search"] = watcher
-                fit(run)
+                train_run(run)
     finally:
         distributed.close()
     if session.exit_code:
@@ -144,7 +144,7 @@ class Watcher:
         self.trial.report(metrics["loss"], 1 + len(evaluations))
         if not run.is_done and self.trial.should_prune():
             self.pruned = True
-            run.limit = run.progress.step
+            run.limit = run.step
 
 
 def trial_of(folder: Path, number: int) -> Trial:

@@ -14,6 +14,7 @@ from torch import Tensor
 from ..assemble import assemble, open_store
 from ..engine.distributed import Distributed
 from ..engine.interfaces import Batch
+from ..engine.precision import mean_and_clip
 from ..engine.project import Project
 
 if TYPE_CHECKING:
@@ -60,13 +61,18 @@ class Steps:
             self.waited += time.perf_counter() - self.loader.stall_seconds - start_time
             with precision.autocast():
                 output = self.project.wrapped(batch)
-            output.loss.backward(gradient=precision.scale(output.total_weight))
+            precision.scaler.scale(output.loss * output.total_weight).backward()
             losses.append(output.loss.detach() * output.total_weight)
             weights.append(output.total_weight)
 
         total_weight = torch.stack(weights).sum().clamp(min=1)
         clip = self.project.settings.training.gradient_clip
-        precision.step(self.project.optimizer, clip, total_weight / step_fraction)
+        optimizer = self.project.optimizer
+        precision.scaler.unscale_(optimizer)
+        mean_and_clip(optimizer, total_weight / step_fraction, clip)
+        precision.scaler.step(optimizer)
+        precision.scaler.update()
+        optimizer.zero_grad()
         return torch.stack(losses).sum() / total_weight
 
 

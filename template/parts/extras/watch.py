@@ -88,9 +88,9 @@ class Hook:
         self.watches = True
         self.samples = Samples(run.folder, project.device, self.every)
         self.leaks = Leaks(project.device)
-        self.epoch = run.progress.epoch
+        self.epoch, _, _ = run.place_of(run.step_of_phase)
         self.checked = self.epoch
-        self.row = run.monitor.row
+        self.row = run.record
         self.waits: list[float] = []  # data waits since the last judgement
         self.judged = time.perf_counter()
         self.roof = 0.0  # seconds per sample at the card's roofline; 0 if unknown
@@ -109,7 +109,7 @@ class Hook:
         if not self.watches:
             return
         epoch_of_step = self.epoch
-        self.epoch = run.progress.epoch  # the epoch of the next step
+        self.epoch, _, _ = run.place_of(run.step_of_phase)  # of the next step
         # Check after the first step of each epoch except the first, in which caches fill.
         if epoch_of_step > self.checked:
             self.checked = epoch_of_step
@@ -118,15 +118,15 @@ class Hook:
             start_time = time.perf_counter()
             self.roof = roof_of(run, self.shapes)
             self.shapes = {}
-            run.monitor.exclude(time.perf_counter() - start_time)
-        if run.monitor.row is not None and run.monitor.row is not self.row:
-            self._judge(run, run.monitor.row, first=self.row is None)
-            self.row = run.monitor.row
+            run.meter.exclude(time.perf_counter() - start_time)
+        if run.record is not None and run.record is not self.row:
+            self._judge(run, run.record, first=self.row is None)
+            self.row = run.record
 
     def _check_memory(self, run: Run) -> None:
         for line in self.leaks.grown():
             kind = line.partition(" grew")[0]
-            run.monitor.alert(run.progress.step, kind, f"memory: {line}: find what keeps it")
+            run.log.alert(run.step, kind, f"memory: {line}: find what keeps it")
 
     def _judge(self, run: Run, row: Row, first: bool) -> None:
         """Alert if the device is poorly used, at most once per `watch.every_seconds`."""
@@ -146,7 +146,7 @@ class Hook:
             return  # the first steps compile and fill caches
         alert = judge(waits, roof, means, run.project.settings)
         if alert is not None:
-            run.monitor.alert(row["step"], *alert)
+            run.log.alert(row["step"], *alert)
 
     def close(self, run: Run) -> None:
         """Stop the thread."""

@@ -1,4 +1,4 @@
-"""The training loop with Hugging Face Accelerate around model and optimizer.
+"""The training loop with Hugging Face Accelerate around the model and backward.
 
 Precision, order, checkpoints and signals are the project's own. Accelerate would split batches over
 processes again, step a schedule once per process, and choose a precision of its own. Its
@@ -8,19 +8,19 @@ of targets.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import Any
 
 from accelerate import Accelerator
 from accelerate.utils import GradientAccumulationPlugin
 from torch import Tensor
 
-from .engine.evaluation import sum_of_weights
+from .engine.precision import mean_and_clip
 from .engine.run import Run
+from .optimizer import learning_rate
 
 
-def prepare(run: Run) -> tuple[Any, Accelerator]:
-    """Let Accelerate wrap what the loop calls: the model, the optimizer, backward."""
+def prepare(run: Run) -> Accelerator:
+    """Let Accelerate wrap what the loop calls: the model and backward."""
     project = run.project
     options: dict[str, Any] = {
         "cpu": project.device.type == "cpu",
@@ -34,86 +34,51 @@ def prepare(run: Run) -> tuple[Any, Accelerator]:
     # For evaluation, Accelerate does not wrap the model for several processes. The project has done
     # that already, and two wrappers would average twice.
     project.wrapped = accelerator.prepare_model(project.wrapped, evaluation_mode=True)
-    return accelerator.prepare_optimizer(project.optimizer), accelerator
+    return accelerator
 
 
-def fit(run: Run) -> None:
-    """Train the run's current phase to its end, or to a stop."""
-    optimizer, accelerator = prepare(run)
+def train(run: Run) -> None:
+    """Train the run's current phase to its end, or until a limit or a signal stops it."""
+    accelerator = prepare(run)
     if run.evaluation_due:  # a signal interrupted the last evaluation
         run.evaluate()
     while not run.should_stop:
-        train_epoch(run, optimizer, accelerator)
+        run.call_hooks("before_step")
+        rate = learning_rate(run.step_of_phase, run.num_steps, run.settings)
+        norm = take_step(run, rate, accelerator)
+        run.end_step(norm)
+
+        if run.log_due:
+            run.write_record(rate)  # waits for the GPU
+        run.call_hooks("after_step")
+        if run.evaluation_due:
+            run.evaluate()
+        if run.save_due:
+            run.save()
 
 
-def train_epoch(run: Run, optimizer: Any, accelerator: Accelerator) -> None:
-    """Train the remaining batches of the current epoch."""
-    project = run.project
-    model = project.wrapped
-    precision = project.precision
+def take_step(run: Run, rate: float, accelerator: Accelerator) -> Tensor:
+    """Update the weights once; return the norm () of the gradients. Nothing waits for the GPU."""
+    model = run.project.wrapped
+    optimizer = run.project.optimizer
+    precision = run.project.precision
+    scaler = precision.scaler  # without fp16, it does nothing
 
-    epoch = run.progress.epoch
-    first = run.progress.batch  # first micro-batch of the open group
-    losses: list[tuple[Tensor, Tensor]] = []  # (loss, total_weight) of each micro-batch
-    batches = run.monitor.count_waits(run.loader.epoch(epoch, first))
-    for end, batch in enumerate(batches, start=first + 1):
-        # forward and backward
-        is_last_of_group = end % run.accumulation == 0 or end == len(run.loader)
-        if not losses:
-            run.call_hooks("before_step")
-        with nullcontext() if is_last_of_group else project.distributed.no_sync():
-            with precision.autocast():
-                output = model(batch)
-            # loss × total_weight makes a group of micro-batches one mean over all of its targets;
-            # `loss / accumulation` would do so only if all had the same number of targets.
-            accelerator.backward(output.loss, gradient=precision.scale(output.total_weight))
-        run.monitor.add_metrics(output.metrics)
-        losses.append((output.loss.detach(), output.total_weight))
-        if not is_last_of_group:
-            continue
+    # Forward and backward. The gradients of the micro-batches add up.
+    for batch in run.next_batches():
+        with precision.autocast():
+            output = model(batch)
+        # A mean loss times its targets is a sum. So all targets of a step have the same weight;
+        # `loss / accumulation` would be right only if all micro-batches had as many targets.
+        accelerator.backward(scaler.scale(output.loss * output.total_weight))
+        run.meter.add(output)
 
-        take_step(run, optimizer, epoch, first, end, losses)
-        if run.should_stop:
-            break
-        first = end
-        losses = []
-
-
-def take_step(
-    run: Run,
-    optimizer: Any,
-    epoch: int,
-    first: int,
-    end: int,
-    losses: list[tuple[Tensor, Tensor]],
-) -> None:
-    """Update the weights with the gradients of a group of micro-batches; log, evaluate, save.
-
-    The group is the micro-batches [first, end) of its epoch.
-    """
-    project = run.project
-    distributed = project.distributed
-    monitor = run.monitor
-
-    # An incomplete last step: its gradient is scaled by its fraction of the samples, before
-    # clipping.
-    step_fraction = run.loader.order.step_fraction(epoch, first, end, run.accumulation)
-    # Gradients are averaged over the ranks; × world turns the average into a sum again.
-    total_weight = distributed.sum_over_ranks(sum_of_weights(losses)).clamp(min=1)
-    total_weight = total_weight / (distributed.world * step_fraction)
-    # Unscale, divide and clip the gradients in one pass; then step and clear them.
-    norm = project.precision.step(optimizer, run.settings.training.gradient_clip, total_weight)
-    step = run.advance(end)
-
-    # log
-    monitor.add_losses(step, epoch, (first, end), losses)
-    if monitor.due(step):
-        monitor.log(step, epoch, norm / total_weight, run.schedule.learning_rate)  # host sync
-    run.schedule.set(run.step_of_phase)
-    run.call_hooks("after_step")
-
-    # evaluate and save
-    if run.evaluation_due:
-        run.evaluate()
-    if run.save_due:
-        run.save()
+    # Update: unscale, divide by the number of targets and clip, step, clear.
+    for group in optimizer.param_groups:
+        group["lr"] = rate * group.get("lr_factor", 1.0)
+    scaler.unscale_(optimizer)
+    norm = mean_and_clip(optimizer, run.divisor(), run.settings.training.gradient_clip)
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+    return norm

@@ -38,8 +38,11 @@ class Hook:
 
             return count_flops(build, samples.typical())
 
-        run.monitor.rates.append(partial(rates, tokens=samples.tokens, peak=peak, flops=flops))
-        run.monitor.line(f"  {samples.tokens:,} tokens a sample; MFU {why}")
+        self.rates = partial(rates, tokens=samples.tokens, peak=peak, flops=flops)
+        run.log.line(f"  {samples.tokens:,} tokens a sample; MFU {why}")
+
+    def before_record(self, run: Run, record: dict[str, Any]) -> None:
+        record |= self.rates(record["samples_per_second"], run.project.distributed.world)
 
 
 def rates(

@@ -2,7 +2,7 @@
 
 The order: 1. model, 2. fp8, 3. frozen weights, 4. activation checkpointing, 5. compile, 6. wrap or
 shard, 7. optimizer. Each step changes the model for the steps after it. Compiling before
-checkpointing would leave the checkpointing out of the graph. An optimizer made before sharding
+checkpointing would leave the checkpointing out of the graph. An optimizer built before sharding
 would hold parameters that the model no longer has.
 """
 
@@ -25,6 +25,7 @@ from .engine.project import Project
 from .engine.store import MANIFEST, SYNTHETIC, Store
 from .engine.weights import freeze
 from .model import build_model
+from .optimizer import build_optimizer, is_fused
 from .settings import WORKLOAD
 
 if TYPE_CHECKING:
@@ -63,7 +64,8 @@ def assemble(settings: Settings, distributed: Distributed, store: Store) -> Proj
     card = this_card(device)
     name, why = choose_precision(settings, card)
     precision = Precision(name, device)
-    decided = {"precision": (name, why)}  # by optimization: its state and the reason
+    # By optimization: its state and the reason.
+    decided = {"precision": (name, why), "fused optimizer": is_fused(settings)}
 
     all_settings: Any = settings  # with the sections of the workload
     model: Any = build_model(all_settings, store.facts).to(device)  # 1
@@ -89,6 +91,7 @@ def assemble(settings: Settings, distributed: Distributed, store: Store) -> Proj
         wrapped,
         dataset,
         Loader,
+        build_optimizer,
         optimization.describe(settings, distributed, decided),
     )
 

@@ -1,8 +1,9 @@
 """The settings of this project: which ones exist, and where their values come from.
 
 The command line takes precedence over the environment, then come config.yaml and the defaults. The
-schema is in `engine/config.py` and `settings.py`, and in the classes `Sections` of `commands/` and
-`hooks/`. Read a value as `settings.training.precision`. Nothing here imports torch, numpy or h5py.
+schema is here, in `engine/config.py` and `settings.py`, and in the classes `Sections` of
+`commands/` and `hooks/`. Read a value as `settings.training.precision`. Nothing here imports torch,
+numpy or h5py.
 """
 
 from __future__ import annotations
@@ -10,9 +11,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import product
 from pathlib import Path
+from typing import Literal
 
 from .engine import config as engine
-from .engine.config import Layer, Sourced, UpToOne, catalogue, defaults, outranks_files
+from .engine.config import (
+    Auto,
+    BelowOne,
+    Factor,
+    Layer,
+    Natural,
+    Section,
+    Sourced,
+    UpToOne,
+    catalogue,
+    defaults,
+    outranks_files,
+)
 from .engine.errors import UserError
 from .engine.plugins import discover
 from .engine.sources import Sources, near
@@ -23,10 +37,24 @@ _plugins = [*discover("commands", "Sections"), *discover("hooks", "Sections")]
 _sections = [plugin.Sections for plugin in _plugins]
 
 
-class Optimizer(engine.Optimizer):
+class Optimizer(Section):
     """How weights change at each step."""
 
+    name: Literal["adamw", "adafactor", "muon"] = "adamw"
     learning_rate: UpToOne = LEARNING_RATE
+    weight_decay: Factor = 0.01
+    beta1: BelowOne = 0.9
+    beta2: BelowOne = 0.999
+    epsilon: UpToOne = 1e-8
+    fused: bool = True
+
+
+class Schedule(Section):
+    """How the learning rate moves over the run."""
+
+    name: Literal["cosine", "onecycle", "linear", "constant"] = "cosine"
+    warmup_steps: Natural | Auto = "auto"
+    final_factor: Factor = 0.1
 
 
 # mypy cannot follow base classes that are discovered at run time.
@@ -34,6 +62,7 @@ class Settings(engine.Settings, *_sections, TrackerSections, Sections):  # type:
     """Every setting of a run, made by `load`."""
 
     optimizer: Optimizer = defaults(Optimizer)
+    schedule: Schedule = defaults(Schedule)
 
 
 SETTINGS = catalogue(Settings)

@@ -78,13 +78,14 @@ def print_state(settings: Settings) -> None:
     """Print the device, the versions and the optimizations, as training sets them."""
     from ..engine.distributed import Distributed
     from ..engine.optimization import describe, set_deterministic
+    from ..optimizer import is_fused
 
     distributed = Distributed()
     set_deterministic(settings.reproducibility.deterministic, settings.training.cudnn_benchmark)
     print()
     for name, value in {"device": device_line(distributed.device), **versions()}.items():
         print(f"{name:26} {value}")
-    for row in describe(settings, distributed, {}):
+    for row in describe(settings, distributed, {"fused optimizer": is_fused(settings)}):
         print(f"{row['name']:26} {row['state']:10} {row['why']}")
 
 

@@ -97,7 +97,7 @@ def train(
     """Train in the folder `resumed`, or in a new one; return the exit code."""
     from ..assemble import assemble, open_store
     from ..engine.session import Session
-    from ..train import fit
+    from ..train import train as train_run
 
     def build(settings: Settings) -> Project:
         return assemble(settings, distributed, open_store(settings))
@@ -130,7 +130,7 @@ def train(
         )
         with session:
             for run in session.phases(arguments.phase):
-                fit(run)
+                train_run(run)
 
     if distributed.is_main:
         print_end(session)
@@ -222,7 +222,7 @@ def measure_pace(
     """
     from ..engine.evaluation import seconds_of
     from ..engine.session import Session
-    from ..train import fit
+    from ..train import train as train_run
 
     trial = settings.lasting(MOST_STEPS, "--minutes")
     with (
@@ -232,10 +232,10 @@ def measure_pace(
     ):
         run = next(session.phases())
         for _ in range(2):
-            fit(run)
-            if session.exit_code or run.monitor.row is None:
+            train_run(run)
+            if session.exit_code or run.record is None:
                 raise SystemExit(session.exit_code)
-            step = max(distributed.gather_objects(run.monitor.row["step_ms"] / 1000))
+            step = max(distributed.gather_objects(run.record["step_ms"] / 1000))
             run.limit += int(MEASURING_SHARE * seconds / step)
         evaluation = 0.0
         if run.validation is not None:

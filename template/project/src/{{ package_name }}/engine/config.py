@@ -117,26 +117,6 @@ class LoaderSettings(Section):
     chunk_size_gb: Annotated[float, Field(gt=0)] | Auto = "auto"
 
 
-class Optimizer(Section):
-    """How weights change at each step."""
-
-    name: Literal["adamw", "adafactor", "muon"] = "adamw"
-    learning_rate: UpToOne = 1e-3
-    weight_decay: Factor = 0.01
-    beta1: BelowOne = 0.9
-    beta2: BelowOne = 0.999
-    epsilon: UpToOne = 1e-8
-    fused: bool = True
-
-
-class Schedule(Section):
-    """How the learning rate moves over the run."""
-
-    name: Literal["cosine", "onecycle", "linear", "constant"] = "cosine"
-    warmup_steps: Natural | Auto = "auto"
-    final_factor: Factor = 0.1
-
-
 class Training(Section):
     """How long, in which precision, and what a step is made of."""
 
@@ -229,12 +209,12 @@ def nested(layer: Layer, tree: dict[str, Any]) -> dict[str, Any]:
 class Settings(Section):
     """All settings of a run. `config.load` makes them, and knows where each value came from."""
 
-    if TYPE_CHECKING:  # the workload has its own
+    if TYPE_CHECKING:  # the project has its own
         data: LoaderSettings
         model: Any
+        optimizer: Any
+        schedule: Any
 
-    optimizer: Optimizer = defaults(Optimizer)
-    schedule: Schedule = defaults(Schedule)
     training: Training = defaults(Training)
     compile: Compile = defaults(Compile)
     evaluation: Evaluation = defaults(Evaluation)

@@ -32,11 +32,9 @@ class UserErrors(UserError):
 
 
 class NonFinite(Exception):
-    """A loss that became nan or inf; `epoch`, `batches` (first, last + 1) and `rank` say where."""
+    """A loss or a gradient became nan or inf. step: from 1. rank: the first one that saw it."""
 
-    def __init__(self, step: int, epoch: int, batches: tuple[int, int], rank: int = 0):
-        super().__init__(f"the loss of step {step} is not finite")
+    def __init__(self, kind: str, step: int, rank: int = 0):
+        super().__init__(f"the {kind} of step {step} is not finite")
         self.step = step
-        self.epoch = epoch
-        self.batches = batches
         self.rank = rank

@@ -59,13 +59,6 @@ def add_output(totals: dict[str, Tensor], output: Output) -> None:
         totals[name] = totals.get(name, 0) + value
 
 
-def sum_of_weights(losses: list[tuple[Tensor, Tensor]]) -> Tensor:
-    """Return the sum () of the weights of micro-batches. losses: (loss, total_weight) of each."""
-    if len(losses) == 1:
-        return losses[0][1]
-    return torch.stack([weight for _, weight in losses]).sum()
-
-
 def predictions(
     project: Any, loader: Any, answer: Callable[[Batch], Batch] | None = None
 ) -> Iterator[tuple[Batch, Batch]]:

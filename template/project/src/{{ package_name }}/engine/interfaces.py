@@ -124,7 +124,10 @@ class Hook(Protocol):
         """Called before the first forward of a step."""
 
     def after_step(self, run: Any) -> None:
-        """Called after each step. See `run.progress.step`, `run.monitor.row`."""
+        """Called after each step. See `run.step`, and `run.record`, the last record."""
+
+    def before_record(self, run: Any, record: dict[str, Any]) -> None:
+        """Called before a record of training is written. What it adds to it is written, too."""
 
     def evaluating(self, run: Any) -> Any:
         """Return a context manager that surrounds an evaluation."""

@@ -26,15 +26,16 @@ def explain_non_finite(error: NonFinite, run: Run) -> UserError:
     """Return the error with its cause, as far as it is known, and a remedy that fits the run."""
     weights = dict(run.project.model.named_parameters())
     broken = [name for name, weight in weights.items() if not own(weight).isfinite().all()]
-    epoch = f"epoch {error.epoch + 1}"
+    epoch, first, end = run.place_of(error.step - 1 - run.progress.phase_start)
     try:
-        sample = bad_sample(run.project, error)
+        sample = bad_sample(run.project, error.rank, epoch, range(first, end))
     except Exception:  # a failure of the search must not hide the error
         sample = None
     if sample is not None:
         index, why = sample
         remedy = "fix that sample, or the way dataset.py converts it"
-        return UserError(f"{error}: {why}", f"{epoch}, training sample {index}", remedy)
+        where = f"epoch {epoch + 1}, training sample {index}"
+        return UserError(f"{error}: {why}", where, remedy)
 
     why = "samples and weights are finite, so forward overflows"
     if broken:
@@ -42,9 +43,9 @@ def explain_non_finite(error: NonFinite, run: Run) -> UserError:
         why = f"the samples are fine, {count}, such as {broken[0]}"
     order = run.loader.order
     order.rank = error.rank  # of the process where it happened
-    indices = order.indices(error.epoch, *error.batches)[0].ravel()
+    indices = order.indices(epoch, first, end)[0].ravel()
     shown = ", ".join(map(str, indices[indices >= 0][:SHOWN]))
-    where = f"{epoch}, training samples {shown}, …"
+    where = f"epoch {epoch + 1}, training samples {shown}, …"
     return UserError(f"{error}: {why}", where, advice(run.settings, run.project.precision.name))
 
 
@@ -60,21 +61,20 @@ def advice(settings: Settings, precision: str) -> str:
     return "; or ".join(remedies)
 
 
-def bad_sample(project: Project, error: NonFinite) -> tuple[int, str] | None:
+def bad_sample(project: Project, rank: int, epoch: int, batches: range) -> tuple[int, str] | None:
     """Return a sample whose own loss is not finite, and why; None if the samples are fine.
 
-    The weights are made small and finite first, because diverged weights would make every sample
-    look bad.
+    rank, epoch, batches: the micro-batches to search. The weights are made small and finite first,
+    because diverged weights would make every sample look bad.
     """
     if project.distributed.forward_exchanges:  # another rank may not take part
         return None
     loader: Any = project.loader("train", train=True)
-    loader.order.rank = error.rank
-    first, end = error.batches
+    loader.order.rank = rank
     tame(project.model)
     project.model.eval()
     try:
-        for batch in islice(loader.epoch(error.epoch, first), end - first):
+        for batch in islice(loader.epoch(epoch, batches.start), len(batches)):
             if loss_is_finite(project, batch):
                 continue
             for row, index in enumerate(batch["index"].tolist()):

@@ -1,37 +1,25 @@
-"""The optimizations of a step except for its precision, and the learning-rate schedule.
+"""The optimizations of the model's blocks: torch.compile and activation checkpointing.
 
-They are torch.compile, activation checkpointing, the fused optimizer and garbage collection.
 Settings in `config.yaml` control them, and `describe` reports at every start what is on and why.
-The learning rate is a function of the step: a warm-up, then cosine, OneCycle, linear or constant.
 """
 
 from __future__ import annotations
 
 import functools
-import gc
-import math
 import os
-from collections.abc import Iterable
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from .errors import UserError
-
 if TYPE_CHECKING:
-    from .config import Schedule as ScheduleSettings
     from .config import Settings
     from .distributed import Distributed
     from .gpus import Capability
 
 # Triton supports sm 8.0 and later; on older GPUs, its kernels may or may not run (triton#10918).
 COMPILE_CAPABILITY = (8, 0)
-ONECYCLE_START = 1 / 25  # first learning rate over the peak (Smith & Topin 2018; OneCycleLR)
-ONECYCLE_END = ONECYCLE_START / 1e4
-FUSED = ("adamw", "muon")  # optimizers to which `optimizer.fused` applies
 CUDA_GRAPHS = ("reduce-overhead", "max-autotune")  # compile modes that record CUDA graphs
 
 
@@ -148,132 +136,7 @@ def _eager_without_gradient(block: Any) -> None:
     block._compiled_call_impl = call
 
 
-# --- the optimizer
-
-
-def make_optimizer(model: nn.Module, settings: Any) -> torch.optim.Optimizer:
-    """Make AdamW, Adafactor, or Muon if the project has it.
-
-    fused: one kernel updates all parameters, on CUDA and on a CPU, and reads fp16's overflow flag
-    on the device. Adafactor (Shazeer & Stern 2018) has no such kernel. Its learning rate is
-    relative to the size of each weight; betas and epsilon have no effect on it.
-    """
-    options: dict[str, Any] = {
-        "lr": settings.learning_rate,
-        "betas": (settings.beta1, settings.beta2),
-        "eps": settings.epsilon,
-        "fused": settings.fused,
-        "foreach": None if settings.fused else False,
-    }
-    groups = decay_groups(model.parameters(), settings.weight_decay)
-    optimizer: torch.optim.Optimizer
-    if settings.name == "muon":
-        optimizer = muon().make_optimizer(model, settings.weight_decay, options)
-    elif settings.name == "adafactor":
-        optimizer = torch.optim.Adafactor(groups, lr=settings.learning_rate)
-    else:
-        optimizer = torch.optim.AdamW(groups, **options)
-    optimizer.register_load_state_dict_pre_hook(_keep_options)
-    return optimizer
-
-
-def _keep_options(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Keep the settings of a resumed run, such as `fused`, where a checkpoint has others."""
-    for saved, group in zip(state["param_groups"], optimizer.param_groups, strict=False):
-        saved.update(group, params=saved["params"])
-
-
-def muon() -> Any:
-    """Return the module of the extra `muon`. Raises `UserError` if the project does not have it."""
-    try:
-        return import_module(".muon", __package__)
-    except ModuleNotFoundError as error:
-        what = "this project was made without muon"
-        remedy = "choose adamw, or add the extra muon through `copier update`"
-        raise UserError(what, "optimizer.name muon", remedy) from error
-
-
-def decay_groups(weights: Iterable[Tensor], decay: float) -> list[dict[str, Any]]:
-    """Group the trained weights: matrices get weight decay, biases and norms get none."""
-    trained = [weight for weight in weights if weight.requires_grad]
-    matrices = [weight for weight in trained if weight.dim() >= 2]
-    vectors = [weight for weight in trained if weight.dim() < 2]
-    return [
-        {"params": matrices, "weight_decay": decay},
-        {"params": vectors, "weight_decay": 0.0},
-    ]
-
-
-# --- the learning rate
-
-
-def factor(schedule: ScheduleSettings, step: int, total: int) -> float:
-    """Return the learning rate of step `step` (from 0) over its peak, in a run of `total` steps.
-
-    The warm-up is linear, except for OneCycle. With `auto` it takes 100 steps, but at most a tenth
-    of the run, so that a short run has time to decay; for OneCycle it takes 30 % of the run.
-    `final_factor` holds at the end, but OneCycle has an end of its own.
-    """
-    name = schedule.name
-    final = schedule.final_factor
-    if schedule.warmup_steps != "auto":
-        warmup = schedule.warmup_steps
-    elif name == "onecycle":
-        warmup = round(0.3 * total)
-    else:
-        warmup = min(100, total // 10)
-
-    if name == "onecycle":
-        if step < warmup:
-            return _cosine(ONECYCLE_START, 1.0, step / max(warmup - 1, 1))
-        return _cosine(1.0, ONECYCLE_END, (step - warmup + 1) / max(total - warmup, 1))
-    if step < warmup:
-        return (step + 1) / warmup
-    passed = min((step - warmup) / max(total - warmup, 1), 1.0)
-    if name == "cosine":
-        return _cosine(1.0, final, passed)
-    if name == "linear":
-        return 1.0 + (final - 1.0) * passed
-    return 1.0
-
-
-def _cosine(start: float, end: float, passed: float) -> float:
-    return end + (start - end) * (1 + math.cos(math.pi * min(passed, 1.0))) / 2
-
-
-class Schedule:
-    """Scales the initial learning rate of each parameter group, in a run of `total` steps.
-
-    learning_rate: the value for metrics, that of groups made with `optimizer.learning_rate`.
-    """
-
-    def __init__(self, optimizer: Any, settings: Any, total: int):
-        self.optimizer = optimizer  # not its groups: loading a state replaces them
-        self.settings = settings.schedule
-        self.total = total
-        self.peak = settings.optimizer.learning_rate
-        self.learning_rate = self.peak
-        self.peaks = [group["lr"] for group in optimizer.param_groups]
-
-    def set(self, step: int) -> None:
-        """Prepare the optimizer for step number `step` (from 0)."""
-        fraction = factor(self.settings, step, self.total)
-        self.learning_rate = self.peak * fraction
-        for group, peak in zip(self.optimizer.param_groups, self.peaks, strict=True):
-            group["lr"] = peak * fraction
-
-
-# --- the garbage collector, and what is on
-
-
-def freeze_garbage() -> None:
-    """Exclude the objects that exist after the first step from garbage collection.
-
-    They live as long as the run, and collecting among them pauses large projects for up to 500 ms
-    (karpathy/nanochat, pytorch/torchtitan).
-    """
-    gc.collect()
-    gc.freeze()
+# --- what is on
 
 
 def describe(
@@ -286,7 +149,6 @@ def describe(
     backends = torch.backends
     training = settings.training
     matmuls = f"float32 matmul precision is {torch.get_float32_matmul_precision()}"
-    fused = settings.optimizer.fused and settings.optimizer.name in FUSED
     pinned = settings.data.pin_memory and distributed.device.type == "cuda"
     recomputed = training.gradient_checkpointing
     accumulation = training.gradient_accumulation_steps
@@ -295,7 +157,6 @@ def describe(
         "TF32 in matmuls": (backends.cuda.matmul.allow_tf32, matmuls),
         "TF32 in cuDNN": (backends.cudnn.allow_tf32, "follows the precision"),
         "cuDNN benchmark": (backends.cudnn.benchmark, "training.cudnn_benchmark"),
-        "fused optimizer": (fused, "optimizer.fused, not with adafactor"),
         "activation checkpointing": (recomputed, "training.gradient_checkpointing"),
         "processes": (distributed.world, "one device each"),
         "accumulation": (accumulation, "training.gradient_accumulation_steps"),

@@ -23,12 +23,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class Progress:
-    """The position of a run: between two optimizer steps, never inside an accumulation group."""
+    """The position of a run, always between two optimizer steps, and its best evaluation."""
 
     phase: int = 0
     phase_start: int = 0  # step at which the phase began
-    epoch: int = 0
-    batch: int = 0  # finished micro-batches of this epoch; 0 after its last one
     step: int = 0
     evaluated: int = 0  # step of the last complete evaluation
     best_loss: float = float("inf")
@@ -41,15 +39,6 @@ class Progress:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-
-    def advance(self, batch: int, batches: int) -> None:
-        """Count the step that ended with micro-batch `batch` (from 1) of an epoch of `batches`."""
-        self.step += 1
-        self.batch = batch
-        if batch >= batches:
-            # The end of an epoch is the beginning of the next one.
-            self.epoch += 1
-            self.batch = 0
 
     def judge(self, loss: float, patience: int) -> bool:
         """Count a complete evaluation; return whether it is the best one.
@@ -70,8 +59,6 @@ class Progress:
     def next_phase(self) -> None:
         self.phase += 1
         self.phase_start = self.step
-        self.epoch = 0
-        self.batch = 0
         self.without_gain = 0
         self.stopped_early = False
         # Losses of two phases cannot be compared: their data may differ.
@@ -90,6 +77,7 @@ class RankStates:
     progress: Progress
     recurrent: Any  # what the model carries through time, or None
     order: Order
+    steps_per_epoch: int
 
     def state_dict(self) -> dict[str, Any]:
         """Gather the states of all ranks; call it on every rank."""
@@ -106,21 +94,23 @@ class RankStates:
         """
         ranks = state["ranks"]
         size = state["batch_size_all_ranks"]
-        if size != self.order.batch_size_all_ranks:
-            if self.order.by_width and self.progress.batch:
-                kind = self.order.kind
-                what = f"in an epoch of the order {kind}, a batch must have {size} samples"
-                remedy = f"make data.batch_size × {self.distributed.world} processes equal {size}"
-                raise UserError(what, "--resume", remedy)
-            # The same sample follows, in batches of another size.
-            self.progress.batch = self.progress.batch * size // self.order.batch_size_all_ranks
-        elif self.recurrent is not None:
-            carries = [rank.get("carry") for rank in ranks]
-            self.recurrent.load_state_dict(carries, self.order, self.distributed.device)
+        if size == self.order.batch_size_all_ranks:
+            if self.recurrent is not None:
+                carries = [rank.get("carry") for rank in ranks]
+                self.recurrent.load_state_dict(carries, self.order, self.distributed.device)
+        elif self.order.by_width and self._is_inside_epoch():
+            kind = self.order.kind
+            what = f"in an epoch of the order {kind}, a batch must have {size} samples"
+            remedy = f"make data.batch_size × {self.distributed.world} processes equal {size}"
+            raise UserError(what, "--resume", remedy)
         if len(ranks) == self.distributed.world:
             set_random_state(ranks[self.distributed.rank]["random"])
         else:
             seed_everything((torch.initial_seed() + self.progress.step) % 2**32)
+
+    def _is_inside_epoch(self) -> bool:
+        step_of_phase = self.progress.step - self.progress.phase_start
+        return step_of_phase % self.steps_per_epoch > 0
 
 
 class Hooks:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from .errors import UserError
-from .optimization import make_optimizer
 from .order import make_order
 from .store import SYNTHETIC
 
@@ -38,6 +38,7 @@ class Project:
     wrapped: Any
     dataset: ModuleType
     loader_class: type[Loader]
+    build_optimizer: Callable[[Any, Any], torch.optim.Optimizer]
     optimizations: list[dict[str, str]]  # name, state and reason of each
 
     @property
@@ -46,8 +47,10 @@ class Project:
 
     @cached_property
     def optimizer(self) -> torch.optim.Optimizer:
-        """Made only for a training, because torch then loads its compiler."""
-        return make_optimizer(self.model, self.settings.optimizer)  # 7
+        """Built only for a training, because torch then loads its compiler."""
+        optimizer = self.build_optimizer(self.model, self.settings)  # 7
+        optimizer.register_load_state_dict_pre_hook(keep_options)
+        return optimizer
 
     def loader(self, split: str, train: bool = False, fraction: float = 1.0) -> Loader:
         """Return the loader of a split: in the order of time, or in training order with `train`.
@@ -101,3 +104,9 @@ class Project:
         unused = [f"data.{name}" for name in loader.WITHOUT_EFFECT]
         why = "this project's loader does not use it"
         return notes + self.settings.without_effect(unused, why)
+
+
+def keep_options(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Keep the settings of a resumed run, such as `fused`, where a checkpoint has others."""
+    for saved, group in zip(state["param_groups"], optimizer.param_groups, strict=False):
+        saved.update(group, params=saved["params"])

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import math
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import Tensor
+
 from .checkpoint import Checkpoint, NotWritten
 from .errors import UserError
 from .evaluation import evaluate, timed
+from .interfaces import Batch
 from .memory import check_rows, dry_run
-from .monitor import Monitor
-from .optimization import Schedule, freeze_garbage
+from .meter import Meter
 from .order import RULE as ORDER_RULE
 from .progress import Hooks, Progress, RankStates
+from .record import Row
+from .run_log import RunLog
 from .signals import Signals
 from .tracker import Tracker
 from .weights import load_initial
@@ -23,14 +31,16 @@ from .weights import load_initial
 if TYPE_CHECKING:
     from .project import Project
 
+FIRST_STEPS = (1, 2, 5, 10, 20)  # logged, too, so that a new run soon shows something
 FAILED = 255  # the ranks agree on it after one of them called `fail`; no signal has this number
 
 
 @dataclass
 class Run:
-    """One phase of a training: its data, its schedule, its checkpoints and its metrics.
+    """One phase of a training: its data, position, checkpoints and metrics.
 
-    Call `begin`, then train. `closing` closes what the constructor opened, also after an error.
+    The step alone decides the position in the data. Call `begin`, then train. `closing` closes what
+    the constructor opened, also after an error.
     """
 
     folder: Path
@@ -45,11 +55,13 @@ class Run:
         project = self.project
         self.settings = project.settings
         self.notes: list[str] = []  # for the user, printed at the start
+        self.record: Row | None = None  # the last one of training
         self.stop = 0  # the signal that all ranks know of
         self.saved_step = -1
         self.failure: UserError | None = None
 
         self.loader = self._open("train", train=True)
+        self.batches: Iterator[Batch] | None = None  # of the current epoch
         self.validation: Any = None
         first, end = project.store.splits.get("validation", (0, 0))
         if first < end:
@@ -57,17 +69,19 @@ class Run:
 
         training = self.settings.training
         self.accumulation = training.gradient_accumulation_steps
-        steps_per_epoch = math.ceil(len(self.loader) / self.accumulation)
-        self.num_steps = training.max_steps or training.epochs * steps_per_epoch
+        self.steps_per_epoch = math.ceil(len(self.loader) / self.accumulation)
+        self.num_steps = training.max_steps or training.epochs * self.steps_per_epoch
         self.global_batch_size = self.loader.order.batch_size_all_ranks * self.accumulation
-        self.schedule = Schedule(project.optimizer, self.settings, self.num_steps)
+        self.step_fraction = 1.0  # samples of the current step, as a fraction of a complete one
         self.hooks = Hooks(self.trial, self.notes)
 
         tracker = None
         if project.distributed.is_main and not self.trial:
             tracker = Tracker(self.folder, self.settings)
-        self.monitor = Monitor(self.folder, project, tracker, self.loader)
-        self.closing.callback(self.monitor.close)
+        self.log = RunLog(self.folder, self.settings, project.distributed.is_main, tracker)
+        self.closing.callback(self.log.close)
+        skips = project.precision.scaler.is_enabled()
+        self.meter = Meter(project.distributed, self.loader, skips)
         self.checkpoint = self._make_checkpoint()
 
     def _open(self, split: str, **options: Any) -> Any:
@@ -78,6 +92,9 @@ class Run:
     def _make_checkpoint(self) -> Checkpoint:
         project = self.project
         recurrent = getattr(project.model, "recurrent", None)
+        ranks = RankStates(
+            project.distributed, self.progress, recurrent, self.loader.order, self.steps_per_epoch
+        )
         return Checkpoint(
             self.folder / "checkpoints",
             project.distributed,
@@ -95,8 +112,8 @@ class Run:
             precision=project.precision,
             progress=self.progress,
             hooks=self.hooks,
-            rows=self.monitor,
-            ranks=RankStates(project.distributed, self.progress, recurrent, self.loader.order),
+            rows=self.meter,
+            ranks=ranks,
         )
 
     # --- before the first step
@@ -106,11 +123,14 @@ class Run:
 
         After this call, the hooks' `close` is called when the phase ends.
         """
+        distributed = self.project.distributed
         self._check_one_batch()
-        self.project.distributed.on_all_ranks(lambda: self._load(resumed))
-        self.schedule.set(self.step_of_phase)
-        self.first_step = self.progress.step + 1
-        self.monitor.start(self.progress.step, self.last_step)
+        distributed.on_all_ranks(lambda: self._load(resumed))
+        self.first_step = self.step + 1
+        address = distributed.on_all_ranks(lambda: self.log.start(self.step, self.last_step))
+        if address:
+            self.log.line(f"tracked in {address}")
+        self.meter.restart(self.step)
         self.closing.callback(self.call_hooks, "close")
 
     def _check_one_batch(self) -> None:
@@ -123,7 +143,7 @@ class Run:
 
     def _load(self, resumed: bool) -> None:
         first_step = self.progress.phase_start
-        if first_step > 0 and self.progress.step == first_step:
+        if first_step > 0 and self.step == first_step:
             # The phase before this one has just ended in this process.
             self.checkpoint.load_model("last", also=("hooks",))
             return
@@ -140,34 +160,80 @@ class Run:
     # --- the position
 
     @property
+    def step(self) -> int:
+        """Steps of the run so far, over all phases."""
+        return self.progress.step
+
+    @property
     def last_step(self) -> int:
         """The run's step at which the phase ends."""
         return self.progress.phase_start + self.num_steps
 
     @property
     def step_of_phase(self) -> int:
-        return self.progress.step - self.progress.phase_start
+        return self.step - self.progress.phase_start
+
+    def place_of(self, step: int) -> tuple[int, int, int]:
+        """Return the epoch (from 0) of a step of the phase (from 0), and its micro-batches.
+
+        They are those from the second number up to, not including, the third one.
+        """
+        epoch, step_of_epoch = divmod(step, self.steps_per_epoch)
+        first = step_of_epoch * self.accumulation
+        return epoch, first, min(first + self.accumulation, len(self.loader))
 
     @property
     def is_done(self) -> bool:
         """Whether the phase is complete."""
-        return self.progress.stopped_early or self.progress.step >= self.last_step
+        return self.progress.stopped_early or self.step >= self.last_step
 
     @property
     def should_stop(self) -> bool:
         """Whether the loop ends here: the phase is complete, or a limit or a signal stops it."""
-        at_limit = 0 < self.limit <= self.progress.step
+        at_limit = 0 < self.limit <= self.step
         return self.is_done or at_limit or self.stop > 0
 
-    # --- between two steps
+    def _is_due(self, every_steps: int) -> bool:
+        """Whether this step ends a period of `every_steps`; 0 stands for an epoch."""
+        if every_steps == 0:
+            return self.step_of_phase % self.steps_per_epoch == 0
+        return self.step % every_steps == 0
 
-    def advance(self, batch: int) -> int:
-        """Count the step that ended with micro-batch `batch` of the epoch (from 1); return it."""
+    # --- in a step
+
+    def next_batches(self) -> Iterator[Batch]:
+        """Yield the micro-batches of the next step. The last one exchanges gradients."""
+        epoch, first, end = self.place_of(self.step_of_phase)
+        if self.batches is None or first == 0:
+            if self.batches is not None:
+                next(self.batches, None)  # lets the loader end the epoch before
+            self.batches = self.loader.epoch(epoch, first)
+        order = self.loader.order
+        self.step_fraction = order.step_fraction(epoch, first, end, self.accumulation)
+        for number in range(first + 1, end + 1):
+            self.project.distributed.exchange_gradients(number == end)
+            yield self.meter.next_batch(self.batches)
+
+    def divisor(self) -> Tensor:
+        """Return the number () that turns the summed gradients into means over all ranks.
+
+        An incomplete last step of an epoch is divided as a complete one, so its gradient is smaller
+        by its fraction of the samples. DDP and FSDP average over the ranks, therefore `world`.
+        """
+        distributed = self.project.distributed
+        total_weight = distributed.sum_over_ranks(self.meter.total_weight()).clamp(min=1)
+        return total_weight / (distributed.world * self.step_fraction)
+
+    def end_step(self, norm: Tensor) -> None:
+        """Count a step. norm: of its gradients."""
         self.agree()
-        self.progress.advance(batch, len(self.loader))
-        if self.progress.step == self.first_step:
-            freeze_garbage()
-        return self.progress.step
+        self.progress.step += 1
+        self.meter.end_step(norm)
+        if self.step == self.first_step:
+            # These objects live as long as the run. Collecting among them pauses large projects for
+            # up to 500 ms (karpathy/nanochat, pytorch/torchtitan).
+            gc.collect()
+            gc.freeze()
 
     def agree(self) -> bool:
         """Return on all ranks whether one of them received a signal. Every rank must call it."""
@@ -193,22 +259,58 @@ class Run:
         methods = [getattr(hook, moment, None) for hook in self.hooks.all.values()]
         return [method(self, *details) for method in methods if method is not None]
 
+    # --- records
+
+    @property
+    def log_due(self) -> bool:
+        every_steps = self.settings.monitor.every_steps
+        is_early = self.step in FIRST_STEPS and self.step < every_steps
+        return is_early or self.step % every_steps == 0 or self.step == self.last_step
+
+    def write_record(self, learning_rate: float) -> None:
+        """Write and print a record of the steps since the last one (host sync).
+
+        Raises `NonFinite` if a loss or a gradient is nan or inf.
+        """
+        norm, num_skipped, means = self.meter.read()
+        seconds = time.perf_counter() - self.meter.start_time
+        seconds_per_step = seconds / self.meter.num_steps
+        # The mean number of samples in a batch over all ranks: an epoch's last batch is padded.
+        order = self.loader.order
+        batch_samples = min(order.count / len(self.loader), order.batch_size_all_ranks)
+        epoch, _, _ = self.place_of(self.step_of_phase - 1)
+        record = {
+            "step": self.step,
+            "epoch": epoch + 1,
+            **means,
+            "learning_rate": learning_rate,
+            "gradient_norm": norm,
+            "samples_per_second": self.meter.num_batches * batch_samples / seconds,
+            "step_ms": 1000 * seconds_per_step,
+            "data_wait_fraction": self.meter.waited / seconds,
+            "eta_s": (self.last_step - self.step) * seconds_per_step,
+            "time": time.time(),
+        }
+        if self.meter.skips:
+            record["skipped_steps"] = num_skipped
+        device = self.project.device
+        if device.type == "cuda":
+            record["memory_mb"] = torch.cuda.max_memory_allocated(device) / 2**20
+            record["memory_reserved_mb"] = torch.cuda.max_memory_reserved(device) / 2**20
+        self.call_hooks("before_record", record)
+        self.log.training(record, means)
+        self.record = record
+        self.meter.restart(self.step)
+
     # --- evaluations
 
     @property
     def evaluation_due(self) -> bool:
         if self.validation is None or self.trial:
             return False
-        if self.progress.evaluated == self.progress.step:
+        if self.progress.evaluated == self.step:
             return False
-        is_last = self.progress.step >= self.last_step
-        return is_last or self._is_due(self.settings.evaluation.every_steps)
-
-    def _is_due(self, every_steps: int) -> bool:
-        """Whether this step ends a period of `every_steps`; 0 stands for an epoch."""
-        if every_steps == 0:
-            return self.progress.batch == 0
-        return self.progress.step % every_steps == 0
+        return self.step >= self.last_step or self._is_due(self.settings.evaluation.every_steps)
 
     def evaluate(self) -> None:
         """Evaluate the validation split; save the best. After a signal, `--resume` repeats it."""
@@ -218,11 +320,15 @@ class Run:
 
         patience = self.settings.evaluation.patience
         is_best = self.progress.judge(metrics["loss"], patience)
-        self.monitor.evaluation("validation", metrics, seconds, self.progress)
+        metrics = self.project.finish(metrics, "validation")
+        record = {"step": self.step, "split": "validation", **metrics}
+        record |= {"seconds": seconds, "time": time.time()}
+        self.log.evaluation(record, metrics, mark="  best so far" if is_best else "")
+        self.meter.exclude(seconds)
         if self.progress.stopped_early:
-            self.monitor.line(f"early stop: {patience} evaluations without a better loss")
+            self.log.line(f"early stop: {patience} evaluations without a better loss")
         # A checkpoint of this step exists if a resume repeats an evaluation; it lacks the result.
-        if is_best or self.saved_step == self.progress.step:
+        if is_best or self.saved_step == self.step:
             self.save()
 
     def measure(self) -> dict[str, float] | None:
@@ -246,22 +352,25 @@ class Run:
 
     @property
     def save_due(self) -> bool:
-        if self.trial or self.saved_step == self.progress.step:
+        if self.trial or self.saved_step == self.step:
             return False
         return self.should_stop or self._is_due(self.settings.checkpoint.every_steps)
 
     def save(self) -> None:
-        """Save, unless a loss is not finite. `NotWritten` is an error at the last step only."""
-        self.monitor.check()
-        step = self.progress.step
+        """Save, unless a loss or a gradient is not finite.
+
+        `NotWritten` is an error at the last step only.
+        """
+        self.meter.check()
+        step = self.step
         try:
             _, seconds = timed(lambda: self.checkpoint.save(step, step == self.progress.best_step))
         except NotWritten as error:
             if self.should_stop:
                 raise
-            self.monitor.line(f"note: {error}; training continues, the next checkpoint tries again")
+            self.log.line(f"note: {error}; training continues, the next checkpoint tries again")
             return
 
         self.saved_step = step
-        self.monitor.exclude(seconds)
-        self.monitor.event(step, "checkpoint", seconds=seconds)
+        self.meter.exclude(seconds)
+        self.log.event(step, "checkpoint", seconds=seconds)

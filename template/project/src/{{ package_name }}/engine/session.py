@@ -20,7 +20,7 @@ from .nonfinite import explain_non_finite
 from .progress import Progress
 from .report import write_report
 from .run import Run
-from .runs import amend, write_environment, write_status
+from .runs import amend, device_line, write_environment, write_status
 from .signals import Signals
 
 if TYPE_CHECKING:
@@ -128,10 +128,17 @@ class Session:
         self.notes += run.notes
         self.notes += run.project.startup_notes(run.loader, run.validation)
         if self.resumed:
-            run.monitor.line(f"resumed at step {self.progress.step} of {run.last_step}")
+            run.log.line(f"resumed at step {self.progress.step} of {run.last_step}")
             self._amend_settings()
         run.project.optimizations.append(run.loader.order.describe())
-        num_parameters = run.monitor.introduce(run.num_steps, run.global_batch_size, self.notes)
+        num_parameters = sum(weight.numel() for weight in run.project.model.parameters())
+        run.log.line(f"{self.folder}: {device_line(run.project.device)}")
+        for entry in run.project.optimizations:
+            run.log.line(f"  {entry['name']:<26}{entry['state']:<13} {entry['why']}")
+        steps = f"{run.num_steps:,} steps of {run.global_batch_size:,} samples"
+        run.log.line(f"  {num_parameters:,} parameters, {steps}")
+        for note in self.notes:
+            run.log.line(f"note: {note}")
         if not self.is_main:
             return
         write_environment(

@@ -32,7 +32,7 @@ class Hook:
         self.baseline: float | None = None
 
     def after_step(self, run: Run) -> None:
-        row = run.monitor.row
+        row = run.record
         if row is None or row is self.row:
             return
         # The first record does not count: its steps compile, and fill caches.
@@ -54,7 +54,7 @@ class Hook:
                 more = f"raise data.num_workers ({workers}), then data.prefetch_factor"
                 remedy = f"{more}; or {remedy}"
             text = f"input-bound: the loop waits for data {fraction:.0%} of the time: {remedy}"
-            run.monitor.alert(row["step"], "input-bound", text)
+            run.log.alert(row["step"], "input-bound", text)
         self.seconds = 0.0
         self.waited = 0.0
 
@@ -62,14 +62,14 @@ class Hook:
         """Compare the loss with the best one so far, and with the baseline, measured once."""
         if not run.project.distributed.is_main:
             return
-        step = run.progress.step
+        step = run.step
         if self.baseline is None:
             self.baseline = run.project.baseline_loss("validation")
             finite = self.baseline if math.isfinite(self.baseline) else None
-            run.monitor.event(step, "baseline_loss", loss=finite)
+            run.log.event(step, "baseline_loss", loss=finite)
         text = divergence(metrics["loss"], self.baseline, run)
         if text:
-            run.monitor.alert(step, "divergence", text)
+            run.log.alert(step, "divergence", text)
 
 
 def divergence(loss: float, baseline: float, run: Run) -> str | None:

@@ -39,7 +39,7 @@ class Hook:
         now = time.perf_counter()
         group = run.project.distributed
         is_rare = self.seconds <= TIME_FRACTION * (now - self.start_time)
-        is_last = run.progress.step >= run.last_step
+        is_last = run.step >= run.last_step
         is_due = group.gather_objects(self.enabled and (is_rare or is_last))[0]  # by rank 0's clock
         takes_part = group.is_main or group.forward_exchanges
         if not is_due or not takes_part:
@@ -52,14 +52,14 @@ class Hook:
             files = draw(run.project, run.validation, run.folder / FOLDER)
         except Exception as error:  # in matplotlib or your `examples.py`, or from a full disk
             self.enabled = False
-            run.monitor.line(f"note: no more examples: {type(error).__name__}: {error}")
+            run.log.line(f"note: no more examples: {type(error).__name__}: {error}")
             return
         finally:
             model.train(was_training)
         seconds = time.perf_counter() - now
         self.seconds += seconds
-        run.monitor.send_files(run.progress.step, files)
-        run.monitor.event(run.progress.step, FOLDER, seconds=seconds)
+        run.log.send_files(run.step, files)
+        run.log.event(run.step, FOLDER, seconds=seconds)
 
 
 def draw(project: Project, loader: Any, folder: Path) -> list[Path]:

@@ -1,0 +1,170 @@
+"""The numbers of the steps since the last record: means, times, and whether all are finite.
+
+Values on the device are read at records and checkpoints only. Between them, the loop only leaves
+references here, and nothing waits for the GPU.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from .errors import NonFinite
+from .interfaces import Batch, Output
+
+if TYPE_CHECKING:
+    from .distributed import Distributed
+
+Pairs = list[tuple[Tensor, Tensor]]
+"""(value, weight) of several micro-batches, on the device."""
+
+Steps = list[tuple[int, Tensor]]
+"""(step, value) of several steps, from 1; the values are on the device."""
+
+
+class Meter:
+    """Measures the steps between two records. Every rank calls `read`, `check` and `state_dict`.
+
+    skips: a step whose gradient is not finite is skipped, as loss scaling does, and is no error.
+    """
+
+    def __init__(self, distributed: Distributed, loader: Any, skips: bool):
+        self.distributed = distributed
+        self.loader = loader
+        self.skips = skips
+        self.step_weights: list[Tensor] = []  # of the micro-batches of the current step
+        self._values: dict[str, Pairs] = {"loss": []}  # of the loss, means; of others, sums
+        self._losses: Steps = []  # since the last check
+        self._norms: Steps = []  # of the gradients, since the last record
+        self.restart(0)
+
+    def restart(self, step: int) -> None:
+        """Start the clock of the next record, after this step."""
+        self.step = step
+        self.num_steps = 0
+        self.num_batches = 0
+        self.waited = 0.0  # seconds that the loop waited for data
+        self.start_time = time.perf_counter()
+
+    # --- in a step
+
+    def next_batch(self, batches: Iterator[Batch]) -> Batch:
+        """Return the next batch; count how long the loop waits for it."""
+        # A stall is a wait for earlier steps of the GPU, not for data.
+        start_time = time.perf_counter() - self.loader.stall_seconds
+        batch = next(batches)
+        self.waited += time.perf_counter() - self.loader.stall_seconds - start_time
+        return batch
+
+    def add(self, output: Output) -> None:
+        """Remember the loss and the metrics of a micro-batch."""
+        loss = output.loss.detach()
+        self.step_weights.append(output.total_weight)
+        self._losses.append((self.step + 1, loss))
+        self._values["loss"].append((loss, output.total_weight))
+        for name, (total, count) in output.metrics.items():
+            pair = (total.detach().float(), count.float())
+            self._values.setdefault(name, []).append(pair)
+        self.num_batches += 1
+
+    def total_weight(self) -> Tensor:
+        """Return the sum () of the weights of the current step's micro-batches."""
+        if len(self.step_weights) == 1:
+            return self.step_weights[0]
+        return torch.stack(self.step_weights).sum()
+
+    def end_step(self, norm: Tensor) -> None:
+        """End a step; norm () is that of its gradients."""
+        self.step += 1
+        self.num_steps += 1
+        self.step_weights = []
+        self._norms.append((self.step, norm))
+
+    def exclude(self, seconds: float) -> None:
+        """Leave out time that was not training, such as evaluations and checkpoints."""
+        self.start_time += seconds
+
+    # --- at a record
+
+    def read(self) -> tuple[float, int, dict[str, float]]:
+        """Return the last gradient norm, the number of skipped steps and the means (host sync).
+
+        The means are over all ranks since the last record. Raises `NonFinite`.
+        """
+        sums = []
+        for name, pairs in self._values.items():
+            values = torch.stack([value for value, _ in pairs])
+            weights = torch.stack([weight for _, weight in pairs])
+            if name == "loss":  # is a mean; the others are sums
+                values = values * weights
+            sums.append(torch.stack([values.sum(), weights.sum()]).float())
+        totals = self.distributed.sum_over_ranks(torch.stack(sums))
+        means = totals[:, 0] / totals[:, 1].clamp(min=1)
+        self.check()
+
+        # All values are copied at once, because each copy waits for the GPU.
+        last_norm = self._norms[-1][1].float()
+        num_skipped = (~finite(self._norms)).sum().float()
+        numbers = torch.cat([torch.stack([last_norm, num_skipped]), means]).tolist()
+        names = list(self._values)
+        self._values = {"loss": []}
+        self._norms = []
+        return numbers[0], int(numbers[1]), dict(zip(names, numbers[2:], strict=True))
+
+    def check(self) -> None:
+        """Raise `NonFinite` if a loss or a gradient since the last check is not (host sync)."""
+        kinds = {"loss": self._losses}
+        if not self.skips:
+            kinds["gradient"] = self._norms
+        bad_counts = torch.stack([(~finite(values)).sum() for values in kinds.values()])
+        counts = self.distributed.sum_over_ranks(bad_counts).tolist()
+        for (kind, values), count in zip(kinds.items(), counts, strict=True):
+            if count:
+                self._raise_non_finite(kind, values)
+        self._losses = []
+
+    def _raise_non_finite(self, kind: str, values: Steps) -> None:
+        """Raise it for the first step, and for the first rank that saw it."""
+        of_values = zip(values, finite(values).tolist(), strict=True)
+        steps = [step for (step, _), is_finite in of_values if not is_finite]
+        of_ranks = self.distributed.gather_objects(steps)
+        first = min(min(steps) for steps in of_ranks if steps)
+        rank = next(rank for rank, steps in enumerate(of_ranks) if first in steps)
+        raise NonFinite(kind, first, rank)
+
+    # --- in checkpoints
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the values of all ranks that the next record will average (host sync)."""
+        values = {}
+        for name, pairs in self._values.items():
+            if pairs:
+                values[name] = torch.stack([torch.stack(pair) for pair in pairs]).tolist()
+        norms = [norm.item() for _, norm in self._norms]
+        return {"ranks": self.distributed.gather_objects(values), "norms": norms}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the values. If the number of ranks has changed, rank 0 takes all of them."""
+        device = self.distributed.device
+        self._norms = [(0, torch.tensor(norm, device=device)) for norm in state["norms"]]
+        ranks = state["ranks"]
+        if len(ranks) == self.distributed.world:
+            ranks = [ranks[self.distributed.rank]]
+        elif not self.distributed.is_main:
+            ranks = []
+        for values in ranks:
+            for name, rows in values.items():
+                tensor = torch.tensor(rows, device=device).view(-1, 2)
+                pairs = [(value, weight) for value, weight in tensor]
+                self._values.setdefault(name, []).extend(pairs)
+
+
+def finite(values: Steps) -> Tensor:
+    """Return whether each value is finite, (n,) bool."""
+    if not values:
+        return torch.ones(0, dtype=torch.bool)
+    return torch.stack([value for _, value in values]).isfinite()

@@ -1,0 +1,176 @@
+"""What a run prints and writes: lines, `metrics.jsonl`, `events.jsonl`, and the tracker's copy.
+
+Only rank 0 prints and writes. A full disk does not end a training: records wait in memory.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tqdm import tqdm
+
+from .metrics_file import MetricsFile
+from .record import Row
+from .report import duration
+
+if TYPE_CHECKING:
+    from .tracker import Tracker
+
+
+class RunLog:
+    """The lines, records and events of a run. tracker: None without one, and on other ranks."""
+
+    def __init__(self, folder: Path, settings: Any, is_main: bool, tracker: Tracker | None):
+        self.folder = folder
+        self.show_bar = settings.monitor.progress
+        self.is_main = is_main
+        self.tracker = tracker
+        self.step = 0  # of the last record
+        self.num_steps = 0
+        self.metrics_file = MetricsFile(folder)
+        self._bar: tqdm | None = None
+        self._alerted: set[str] = set()
+
+    def start(self, step: int, num_steps: int) -> str:
+        """Open the files and the tracker for a run at `step` of `num_steps`.
+
+        Records after `step` are dropped, because a resumed run writes them again. Returns where the
+        tracker's records are.
+        """
+        self.step = step
+        self.num_steps = num_steps
+        if not self.is_main:
+            return ""
+        self.metrics_file.open(step)
+        show_bar = self.show_bar
+        if show_bar == "auto":
+            show_bar = sys.stderr.isatty()
+        if show_bar:
+            self._bar = tqdm(total=num_steps, initial=step, unit="step", dynamic_ncols=True)
+        return self.tracker.open(step) if self.tracker else ""
+
+    # --- lines
+
+    def line(self, text: str) -> None:
+        """Print one line on rank 0, above the progress bar if there is one."""
+        if not self.is_main:
+            return
+        if self._bar is not None:
+            tqdm.write(text)
+        else:
+            print(text, flush=True)
+
+    # --- records
+
+    def training(self, record: Row, metrics: Iterable[str]) -> None:
+        """Write and print a record of training. metrics: names of the model's metrics."""
+        self._write(record)
+        text = training_line(record, metrics)
+        if self._bar is None:
+            self.line(f"step {record['step']}/{self.num_steps}  epoch {record['epoch']}  {text}")
+        else:
+            self._bar.set_postfix_str(text, refresh=False)
+            self._bar.update(record["step"] - self._bar.n)
+
+    def evaluation(self, record: Row, metrics: Row, mark: str) -> None:
+        """Write and print the record of an evaluation. mark: printed at the end of the line."""
+        self._write(record)
+        values = "  ".join(f"{name} {value:.5g}" for name, value in metrics.items())
+        where = f"step {record['step']}  {record['split']}"
+        self.line(f"{where}  {values}  ({record['seconds']:.1f} s){mark}")
+
+    def _write(self, record: Row) -> None:
+        """Append a record to the file and send its numbers to the tracker."""
+        if not self.is_main:
+            return
+        self.step = record["step"]
+        record = {name: finite_or_none(value) for name, value in record.items()}
+        with self._despite_full_disk():
+            self.metrics_file.append(record)
+        if self.tracker is None:
+            return
+        group = record.get("split", "train")
+        numbers = {}
+        for name, value in record.items():
+            if isinstance(value, float) and name != "time":
+                numbers[f"{group}/{name}"] = value
+        self.tracker.log(record["step"], numbers)
+
+    @contextmanager
+    def _despite_full_disk(self) -> Iterator[None]:
+        """Turn a full disk into an alert; the next record that fits is written with the others."""
+        try:
+            yield
+        except OSError as error:
+            what = f"{self.folder}: {error.strerror}"
+            text = f"{what}: metrics wait in memory, training continues: free some space"
+            self.alert(self.step, "disk", text)
+
+    # --- events and files
+
+    def alert(self, step: int, kind: str, text: str) -> None:
+        """Print an alert, once for each kind, and keep it for the report."""
+        if kind in self._alerted:
+            return
+        self._alerted.add(kind)
+        self.line(f"alert: {text}")
+        self.event(step, "alert", text=text)
+
+    def event(self, step: int, kind: str, **details: object) -> None:
+        """Append an event to `events.jsonl`, such as a checkpoint or an alert."""
+        if not self.is_main:
+            return
+        event = {"step": step, "event": kind, **details, "time": time.time()}
+        path = self.folder / "events.jsonl"
+        with suppress(OSError), open(path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(event) + "\n")
+
+    def send_files(self, step: int, files: list[Path]) -> None:
+        """Send plots (.png) and texts (.md) of an evaluation to the tracker."""
+        if self.tracker is not None:
+            self.tracker.show(step, {f"validation/{file.stem}": file for file in files})
+
+    def close(self) -> None:
+        """Write what is left. Every rank calls it, also after an error."""
+        with self._despite_full_disk():
+            self.metrics_file.close()
+        if self._bar is not None:
+            self._bar.close()
+        if self.tracker is not None:
+            self.tracker.close()
+
+
+def training_line(record: Row, metrics: Iterable[str]) -> str:
+    """Return the text of a record of training, for a line or the progress bar."""
+    rate = f"{record['samples_per_second']:,.0f} samples/s"
+    if "tokens_per_second" in record:
+        rate = f"{record['tokens_per_second']:,.0f} tokens/s"
+    if "mfu" in record:
+        rate += f"  MFU {record['mfu']:.1%}"
+    memory = ""
+    if "memory_mb" in record:
+        memory = f"  {record['memory_mb']:,.0f} MB"
+    text = f"loss {record['loss']:.5f}"
+    for name in metrics:
+        if name != "loss":
+            text += f"  {name} {record[name]:.4g}"
+    return (
+        f"{text}  lr {record['learning_rate']:.3g}  norm {record['gradient_norm']:.3g}  {rate}"
+        f"  {record['step_ms']:.2f} ms/step"
+        f"  data wait {record['data_wait_fraction']:.0%}{memory}"
+        f"  ETA {duration(record['eta_s'])}"
+    )
+
+
+def finite_or_none(value: Any) -> Any:
+    """Return None for nan and inf, which JSON does not have."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

@@ -1,0 +1,120 @@
+"""The optimizer and its learning rate. Change both as you like: `train.py` calls them.
+
+Their settings are the classes `Optimizer` and `Schedule` in `config.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .engine.errors import UserError
+
+FUSED = ("adamw", "muon")  # optimizers with one kernel that updates all weights
+ONECYCLE_START = 1 / 25  # first learning rate over the peak (Smith & Topin 2018; OneCycleLR)
+ONECYCLE_END = ONECYCLE_START / 1e4
+
+
+def build_optimizer(model: nn.Module, all_settings: Any) -> torch.optim.Optimizer:
+    """Build AdamW, Adafactor, or Muon if the project has it. Frozen weights are left out.
+
+    fused: one kernel updates all weights, on CUDA and on a CPU. Under fp16, a fused optimizer reads
+    the overflow flag on the device; any other one waits for the GPU in each step. Adafactor
+    (Shazeer & Stern 2018) has no such kernel. Its learning rate is relative to the size of each
+    weight; betas and epsilon have no effect on it.
+    """
+    settings = all_settings.optimizer
+    options: dict[str, Any] = {
+        "lr": settings.learning_rate,
+        "betas": (settings.beta1, settings.beta2),
+        "eps": settings.epsilon,
+        "fused": settings.fused,
+        "foreach": None if settings.fused else False,
+    }
+    weights = list(model.parameters())
+    if settings.name == "muon":
+        muon = import_muon()
+        matrices = muon.inner_matrices(model)
+        in_muon = {id(weight) for weight in matrices}
+        others = [weight for weight in weights if id(weight) not in in_muon]
+        groups = decay_groups(others, settings.weight_decay)
+        optimizer: torch.optim.Optimizer = muon.MuonAdamW(
+            matrices, groups, settings.weight_decay, **options
+        )
+        return optimizer
+    groups = decay_groups(weights, settings.weight_decay)
+    if settings.name == "adafactor":
+        return torch.optim.Adafactor(groups, lr=settings.learning_rate)
+    return torch.optim.AdamW(groups, **options)
+
+
+def decay_groups(weights: Iterable[Tensor], decay: float) -> list[dict[str, Any]]:
+    """Group the trained weights: matrices get weight decay, biases and norms get none.
+
+    A group whose learning rate shall differ from that of the others gets a factor as `lr_factor`.
+    """
+    trained = [weight for weight in weights if weight.requires_grad]
+    matrices = [weight for weight in trained if weight.dim() >= 2]
+    vectors = [weight for weight in trained if weight.dim() < 2]
+    return [
+        {"params": matrices, "weight_decay": decay},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
+
+
+def import_muon() -> Any:
+    """Return the module of the extra `muon`. Raises `UserError` if the project does not have it."""
+    try:
+        return import_module(".muon", __package__)
+    except ModuleNotFoundError as error:
+        what = "this project was made without muon"
+        remedy = "choose adamw, or add the extra muon through `copier update`"
+        raise UserError(what, "optimizer.name muon", remedy) from error
+
+
+def is_fused(all_settings: Any) -> tuple[str, str]:
+    """Return whether one kernel updates all weights, and why, for the table at the start."""
+    settings = all_settings.optimizer
+    state = "on" if settings.fused and settings.name in FUSED else "off"
+    return state, "optimizer.fused, not with adafactor"
+
+
+# --- the learning rate
+
+
+def learning_rate(step: int, num_steps: int, all_settings: Any) -> float:
+    """Return the learning rate of a step (from 0) in a run of `num_steps`. It has no state.
+
+    The warm-up is linear, except for OneCycle. With `auto` it takes 100 steps, but at most a tenth
+    of the run, so that a short run has time to decay; for OneCycle it takes 30 % of the run.
+    `final_factor` holds at the end, but OneCycle has an end of its own.
+    """
+    schedule = all_settings.schedule
+    peak: float = all_settings.optimizer.learning_rate
+    is_onecycle = schedule.name == "onecycle"
+    warmup = schedule.warmup_steps
+    if warmup == "auto":
+        warmup = round(0.3 * num_steps) if is_onecycle else min(100, num_steps // 10)
+
+    if is_onecycle:
+        if step < warmup:
+            return peak * cosine(ONECYCLE_START, 1.0, step / max(warmup - 1, 1))
+        return peak * cosine(1.0, ONECYCLE_END, (step - warmup + 1) / max(num_steps - warmup, 1))
+    if step < warmup:
+        return peak * ((step + 1) / warmup)
+    passed = min((step - warmup) / max(num_steps - warmup, 1), 1.0)
+    if schedule.name == "cosine":
+        return peak * cosine(1.0, schedule.final_factor, passed)
+    if schedule.name == "linear":
+        return peak * (1.0 + (schedule.final_factor - 1.0) * passed)
+    return peak
+
+
+def cosine(start: float, end: float, passed: float) -> float:
+    """Return the value on half a cosine from `start` to `end`. passed: from 0 to 1."""
+    return end + (start - end) * (1 + math.cos(math.pi * min(passed, 1.0))) / 2
