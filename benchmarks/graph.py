@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import importlib
 import multiprocessing
 import platform
 import re
@@ -276,7 +275,7 @@ def write(folder: Path, days: int = DAYS, batches: int = 3) -> None:
 
 def stepping(project: Any) -> Any:
     """A function that trains one batch, as `train.py` does."""
-    mean_and_clip = importlib.import_module("my_training.engine.precision").mean_and_clip
+    mean_and_clip = module("engine.precision").mean_and_clip
 
     def step(batch: Any) -> None:
         with project.precision.autocast():

@@ -142,7 +142,7 @@ def main(loader: str) -> int:
     from ..engine.loader import Loader
     from ..engine.runs import new_run
     from ..engine.session import Session
-    from ..train import fit
+    from ..train import train
     from . import plain_loader
 
     distributed = Distributed()
@@ -158,7 +158,7 @@ def main(loader: str) -> int:
 
         with Session(run, settings, build, distributed, trial=True) as session:
             for phase in session.phases():
-                fit(phase)
+                train(phase)
         return session.exit_code
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -209,12 +209,12 @@ def nested(layer: Layer, tree: dict[str, Any]) -> dict[str, Any]:
 class Settings(Section):
     """All settings of a run. `config.load` makes them, and knows where each value came from."""
 
-    if TYPE_CHECKING:  # the project has its own
+    if TYPE_CHECKING:  # the workload has its own
         data: LoaderSettings
         model: Any
-        optimizer: Any
-        schedule: Any
 
+    optimizer: Any = None  # these two sections are in config.py
+    schedule: Any = None
     training: Training = defaults(Training)
     compile: Compile = defaults(Compile)
     evaluation: Evaluation = defaults(Evaluation)
