@@ -161,7 +161,7 @@ def parse(arguments: list[str]) -> dict:
     # A flag overrides its environment variable.
     environment: dict = {}
     for name in filter(os.environ.get, ENVIRONMENT):
-        is_switch = name.lower() in AT_MOST_ONE
+        is_switch = name.lower() in AT_MOST_ONE  # 0 or 1
         environment[name.lower()] = is_on(name) if is_switch else os.environ[name]
     if os.environ.get("USE_AMP"):
         environment["precision"] = "auto" if is_on("USE_AMP") else "fp32"
@@ -326,8 +326,9 @@ class Rows(Dataset):
     """Reads batches by the numbers of their rows, in worker processes if there are any.
 
     YOUR OWN DATA GOES HERE: images, sound, another file. `__getitem__` takes the numbers of at most
-    `batch_size` rows and returns what `compute_loss` needs, padded to `batch_size`. Derive random
-    augmentations from the numbers, so that a resumed run repeats them.
+    `batch_size` rows and returns what `compute_loss` needs, padded to `batch_size`. A resumed run
+    repeats the draws of `random` and `np.random`; with workers, only those that you seed with the
+    numbers.
     """
 
     arrays: dict[str, np.ndarray]
@@ -512,8 +513,8 @@ def compute_loss(model: nn.Module, batch: dict) -> tuple[Tensor, Tensor, dict]:
 
 def configure_torch(settings: Settings) -> None:
     """Configure PyTorch's allocator and determinism, and seed all random generators."""
-    # Expandable segments reduce fragmentation when shapes vary. PyTorch reads the first name, and
-    # old versions the second one, so a value of yours counts for both.
+    # Expandable segments reduce fragmentation when shapes vary. A version of PyTorch reads one of
+    # the two names, so a value of yours counts for both.
     value = os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     value = os.environ.setdefault("PYTORCH_ALLOC_CONF", value)
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", value)
@@ -630,11 +631,11 @@ def restore(parts: dict, checkpoint: dict, run: Path) -> None:
         for name, part in parts.items():
             part.load_state_dict(checkpoint[name])
         states = checkpoint["random_states"]
-    except (KeyError, ValueError, RuntimeError) as error:  # of another Model, or an older file
-        *_, reason = str(error).splitlines()
+    except (KeyError, ValueError, RuntimeError) as error:
+        reason = str(error).rpartition("\n")[2].strip()
         raise UserError(
-            f"the checkpoint does not fit ({reason.strip()}): {run}: "
-            "undo your edits of train.py, or start a new run"
+            f"the checkpoint does not fit this train.py ({reason[:200]}): {run}: "
+            "use the train.py that wrote it, or start a new run"
         ) from None
     random.setstate(states["python"])
     np.random.set_state(states["numpy"])
@@ -835,7 +836,7 @@ def train(settings: Settings, run: Path) -> int:
         write(run / "settings.json", json.dumps(asdict(settings), indent=1).encode())
         write(metrics_file, b"")
     print(f"{run}: {device}, {precision}, step {step} of {total_steps}")
-    finite = finite_names(model)  # not a mask of -inf, for example
+    finite = finite_names(model)  # a mask of -inf is not one of them
     gc.freeze()  # these objects live as long as the run, so garbage collection can skip them
 
     steps = training_steps(data, settings, step, steps_per_epoch)

@@ -133,7 +133,7 @@ def parse(arguments: list[str]) -> dict:
     # A flag overrides its environment variable.
     environment: dict = {}
     for name in filter(os.environ.get, ENVIRONMENT):
-        is_switch = name.lower() in AT_MOST_ONE
+        is_switch = name.lower() in AT_MOST_ONE  # 0 or 1
         environment[name.lower()] = is_on(name) if is_switch else os.environ[name]
     if os.environ.get("USE_AMP"):
         environment["precision"] = "auto" if is_on("USE_AMP") else "fp32"
@@ -223,7 +223,7 @@ def read_csv(path: Path) -> tuple[list[str], np.ndarray]:
     values = []
     previous_time = np.datetime64("-9999", "s")
     for number, row in enumerate(rows, start=2):
-        # A time is whole seconds or ISO 8601.
+        # A time is ISO 8601 or a whole number. It only orders the rows, so its unit has no effect.
         text = row[0]
         try:
             row_time = np.datetime64(int(text) if text.isdecimal() else text, "s")
@@ -392,8 +392,8 @@ def compute_loss(model: nn.Module, batch: tuple) -> tuple[Tensor, Tensor, dict]:
 
 def configure_torch(settings: Settings) -> None:
     """Configure PyTorch's allocator and determinism, and seed all random generators."""
-    # Expandable segments reduce fragmentation when shapes vary. PyTorch reads the first name, and
-    # old versions the second one, so a value of yours counts for both.
+    # Expandable segments reduce fragmentation when shapes vary. A version of PyTorch reads one of
+    # the two names, so a value of yours counts for both.
     value = os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     value = os.environ.setdefault("PYTORCH_ALLOC_CONF", value)
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", value)
@@ -510,11 +510,11 @@ def restore(parts: dict, checkpoint: dict, run: Path) -> None:
         for name, part in parts.items():
             part.load_state_dict(checkpoint[name])
         states = checkpoint["random_states"]
-    except (KeyError, ValueError, RuntimeError) as error:  # of another Model, or an older file
-        *_, reason = str(error).splitlines()
+    except (KeyError, ValueError, RuntimeError) as error:
+        reason = str(error).rpartition("\n")[2].strip()
         raise UserError(
-            f"the checkpoint does not fit ({reason.strip()}): {run}: "
-            "undo your edits of train.py, or start a new run"
+            f"the checkpoint does not fit this train.py ({reason[:200]}): {run}: "
+            "use the train.py that wrote it, or start a new run"
         ) from None
     random.setstate(states["python"])
     np.random.set_state(states["numpy"])
@@ -715,7 +715,7 @@ def train(settings: Settings, run: Path) -> int:
         write(run / "settings.json", json.dumps(asdict(settings), indent=1).encode())
         write(metrics_file, b"")
     print(f"{run}: {device}, {precision}, step {step} of {total_steps}")
-    finite = finite_names(model)  # not a mask of -inf, for example
+    finite = finite_names(model)  # a mask of -inf is not one of them
     gc.freeze()  # these objects live as long as the run, so garbage collection can skip them
 
     steps = training_steps(data, settings, step, steps_per_epoch)
