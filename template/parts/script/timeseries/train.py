@@ -393,7 +393,7 @@ def compute_loss(model: nn.Module, batch: tuple) -> tuple[Tensor, Tensor, dict]:
 def configure_torch(settings: Settings) -> None:
     """Configure PyTorch's allocator and determinism, and seed all random generators."""
     # Expandable segments reduce fragmentation when shapes vary. A version of PyTorch reads one of
-    # the two names, so a value of yours counts for both.
+    # the two names, so your value counts for both.
     value = os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     value = os.environ.setdefault("PYTORCH_ALLOC_CONF", value)
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", value)
@@ -645,6 +645,16 @@ def finite_names(model: nn.Module) -> set[str]:
     return {name for name, tensor in tensors if tensor.isfinite().all()}
 
 
+def check_tensors(model: nn.Module, finite: set[str], step: int) -> None:
+    """Raise an error if a weight or a buffer that was finite no longer is."""
+    broken = sorted(finite - finite_names(model))
+    if broken:
+        raise UserError(
+            f"not finite after step {step}: {', '.join(broken[:3])}: "
+            "check Model, or use a smaller --learning_rate"
+        )
+
+
 def collect_signals() -> list[int]:
     """Return a list that receives signals, so that the loop saves and stops; a second one exits."""
     signals: list[int] = []
@@ -781,12 +791,7 @@ def train(settings: Settings, run: Path) -> int:
             # Raise an error instead of saving weights that are not finite.
             if micro_batches:
                 mean_loss(micro_batches, norms)
-            broken = sorted(finite - finite_names(model))
-            if broken:
-                raise UserError(
-                    f"not finite after step {step}: {', '.join(broken[:3])}: "
-                    "check Model, or use a smaller --learning_rate"
-                )
+            check_tensors(model, finite, step)
             checkpoint = {
                 **{name: part.state_dict() for name, part in parts.items()},
                 "random_states": random_states(),
