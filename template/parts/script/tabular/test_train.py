@@ -175,7 +175,7 @@ def test_errors_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     wrong = {
         "--widht 3": "did you mean --width?",
         "--width 0": "--width: use 1",
-        "--data no.csv": "No such file",
+        "--data no.csv": "no such file: no.csv: check --data",
         "--precision fp8": "invalid choice: 'fp8'",
         "--resume": "no run to resume",
         "--data gap.csv": "cannot read '': gap.csv, row 3, column 'b'",

@@ -21,10 +21,12 @@ import io
 import json
 import math
 import os
+import random
 import re
 import signal
 import sys
 import time
+import zlib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -101,6 +103,16 @@ class UserError(Exception):
     """An error that the user can fix; it is printed as one line, with exit code 2."""
 
 
+def is_on(name: str) -> int:
+    """Return 1 if an environment variable is on, and 0 if it is off."""
+    word = os.environ[name].lower()
+    if word in ("1", "true", "on", "yes"):
+        return 1
+    if word in ("0", "false", "off", "no"):
+        return 0
+    raise UserError(f"'{word}' is neither on nor off: {name}: use 1 or 0")
+
+
 def parse(arguments: list[str]) -> dict:
     """Return the settings that the user gave, and `resume`."""
     # SUPPRESS leaves out flags that were not given, since the dataclass has the defaults.
@@ -119,9 +131,12 @@ def parse(arguments: list[str]) -> dict:
         parser.add_argument(*flags, type=type(default), choices=CHOICES.get(name), help=text)
 
     # A flag overrides its environment variable.
-    environment = {name.lower(): os.environ[name] for name in ENVIRONMENT if os.environ.get(name)}
+    environment: dict = {}
+    for name in filter(os.environ.get, ENVIRONMENT):
+        is_switch = name.lower() in AT_MOST_ONE  # 0 or 1
+        environment[name.lower()] = is_on(name) if is_switch else os.environ[name]
     if os.environ.get("USE_AMP"):
-        environment["precision"] = "fp32" if os.environ["USE_AMP"] == "0" else "auto"
+        environment["precision"] = "auto" if is_on("USE_AMP") else "fp32"
     parser.set_defaults(**environment)
 
     given, unknown = parser.parse_known_args(arguments)
@@ -159,17 +174,40 @@ def read_settings(arguments: list[str]) -> tuple[Settings, Path]:
 # Data
 
 
+def find_file(name: str) -> Path:
+    """Return the path of --data. Raise an error if nothing is there."""
+    if "://" in name:
+        raise UserError(f"{name} is an address: --data: download the file, and give its path")
+    path = os.path.expanduser(name)
+    if os.path.isdir(path):
+        raise UserError(f"{path} is a folder: --data: give the path of a file")
+    if not os.path.exists(path):
+        raise UserError(f"no such file: {path}: check --data")
+    return Path(path)
+
+
 def read_rows(path: Path) -> list[list[str]]:
     """Return the cells of a CSV file, with the header first."""
     open_file: Any = gzip.open if path.suffix == ".gz" else open
     try:
         with open_file(path, "rt", encoding="utf-8-sig", newline="") as file:
             rows = [[cell.strip() for cell in row] for row in csv.reader(file) if row]
-    except (EOFError, ValueError, csv.Error) as error:
+    except (EOFError, ValueError, csv.Error, zlib.error, gzip.BadGzipFile) as error:
         raise UserError(f"cannot read the file ({error}): {path}: check --data") from None
-    if len(rows) < 2 or len(rows[0]) < 2:
+    header = rows[0] if rows else []
+    for delimiter in ";\t|":
+        if len(header) == 1 and delimiter in header[0]:
+            raise UserError(
+                f"cells are separated by {delimiter!r}: {path}: separate them by commas"
+            )
+    if len(rows) < 2 or len(header) < 2:
         raise UserError(f"no data: {path}: write a header with at least two columns, and rows")
-    num_names = len({*rows[0]})
+    if "" in header:
+        raise UserError(
+            f"column {header.index('') + 1} has no name: {path}, row 1: "
+            "give it a name; if it is a pandas index, export index=False"
+        )
+    num_names = len({*header})
     for number, row in enumerate(rows, start=1):
         if len(row) != num_names:
             raise UserError(
@@ -185,7 +223,7 @@ def read_csv(path: Path) -> tuple[list[str], np.ndarray]:
     values = []
     previous_time = np.datetime64("-9999", "s")
     for number, row in enumerate(rows, start=2):
-        # A time is whole seconds or ISO 8601.
+        # A time is ISO 8601 or a whole number. It only orders the rows, so its unit has no effect.
         text = row[0]
         try:
             row_time = np.datetime64(int(text) if text.isdecimal() else text, "s")
@@ -236,7 +274,7 @@ class Data:
     """
 
     def __init__(self, settings: Settings, device: torch.device):
-        names, values = read_csv(Path(settings.data)) if settings.data else synthesize()
+        names, values = read_csv(find_file(settings.data)) if settings.data else synthesize()
         self.history = settings.history
         self.window = settings.history + settings.horizon
         self.batch_size = settings.batch_size
@@ -353,13 +391,17 @@ def compute_loss(model: nn.Module, batch: tuple) -> tuple[Tensor, Tensor, dict]:
 
 
 def configure_torch(settings: Settings) -> None:
-    """Configure PyTorch's allocator, determinism and seed."""
-    # Expandable segments reduce fragmentation when shapes vary. The second name is the older one.
-    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
-        os.environ.setdefault(name, "expandable_segments:True")
+    """Configure PyTorch's allocator and determinism, and seed all random generators."""
+    # Expandable segments reduce fragmentation when shapes vary. A version of PyTorch reads one of
+    # the two names, so your value counts for both.
+    value = os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    value = os.environ.setdefault("PYTORCH_ALLOC_CONF", value)
+    os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", value)
     if settings.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
+    random.seed(settings.seed)
+    np.random.seed(settings.seed)
     torch.manual_seed(settings.seed)
 
 
@@ -395,12 +437,13 @@ def make_autocast(
 
 
 def make_optimizer(model: nn.Module, settings: Settings) -> torch.optim.AdamW:
-    """Return a fused AdamW, with weight decay for matrices only."""
-    matrices = [p for p in model.parameters() if p.dim() >= 2]
-    biases = [p for p in model.parameters() if p.dim() < 2]
-    optimizer = torch.optim.AdamW(matrices, weight_decay=settings.weight_decay, fused=True)
-    optimizer.add_param_group({"params": biases, "weight_decay": 0.0})
-    return optimizer
+    """Return a fused AdamW, with weight decay for matrices only, and without frozen weights."""
+    weights = [p for p in model.parameters() if p.requires_grad]
+    if not weights:
+        raise UserError("no weight to train: class Model: add a layer, or freeze fewer of them")
+    matrices = {"params": [p for p in weights if p.dim() >= 2]}
+    biases = {"params": [p for p in weights if p.dim() < 2], "weight_decay": 0.0}
+    return torch.optim.AdamW([matrices, biases], weight_decay=settings.weight_decay, fused=True)
 
 
 def learning_rate_at(step: int, total_steps: int, settings: Settings) -> float:
@@ -426,10 +469,12 @@ def optimizer_step(
 
     Nothing here waits for the GPU: the fused optimizer itself skips a step that overflows in fp16.
     """
+    weights = []
     for group in optimizer.param_groups:
         group["lr"] = learning_rate
+        weights += group["params"]
     scaler.unscale_(optimizer)
-    gradients = [p.grad for group in optimizer.param_groups for p in group["params"]]
+    gradients = [p.grad for p in weights if p.grad is not None]  # an unused weight has none
     norm = torch.nn.utils.get_total_norm(gradients)
     # One division takes the mean and clips: by num_targets, or by norm / clip if that is larger.
     divisor = torch.maximum(num_targets, norm / clip) if clip else num_targets
@@ -443,6 +488,38 @@ def optimizer_step(
 # -----------------------------------------------------------------------------
 # Checkpoints: step-<step>-<sha256>.pt, named as in torch.hub. After a crash, a checkpoint is
 # complete or absent. Damaged ones are skipped.
+
+
+def generators() -> list[torch.Generator]:
+    return [torch.default_generator, *torch.cuda.default_generators]
+
+
+def random_states() -> dict:
+    """Return the states of all random generators, without NumPy arrays: torch.load refuses them."""
+    name, keys, *others = np.random.get_state()
+    return {
+        "python": random.getstate(),
+        "numpy": [name, keys.tolist(), *others],
+        "torch": [generator.get_state() for generator in generators()],
+    }
+
+
+def restore(parts: dict, checkpoint: dict, run: Path) -> None:
+    """Restore the model, the optimizer, the scaler and all random generators."""
+    try:
+        for name, part in parts.items():
+            part.load_state_dict(checkpoint[name])
+        states = checkpoint["random_states"]
+    except (KeyError, ValueError, RuntimeError) as error:
+        reason = str(error).rpartition("\n")[2].strip()
+        raise UserError(
+            f"the checkpoint does not fit this train.py ({reason[:200]}): {run}: "
+            "use the train.py that wrote it, or start a new run"
+        ) from None
+    random.setstate(states["python"])
+    np.random.set_state(states["numpy"])
+    for generator, state in zip(generators(), states["torch"], strict=False):
+        generator.set_state(state.cpu())
 
 
 def lock(run: Path) -> None:
@@ -488,7 +565,7 @@ def load_checkpoint(folder: Path, device: torch.device, pattern: str = "step-*.p
         content = path.read_bytes()
         if path.stem.endswith(hashlib.sha256(content).hexdigest()[:16]):
             try:
-                return torch.load(io.BytesIO(content), map_location=device)
+                return torch.load(io.BytesIO(content), map_location=device, weights_only=True)
             except Exception as error:  # the hash is right: another program wrote it
                 raise UserError(
                     f"cannot load ({type(error).__name__}): {path}: restore it"
@@ -542,18 +619,40 @@ def evaluate(model: nn.Module, data: Data, split: str, autocast: torch.autocast)
     return {name: (total / count).item() for name, (total, count) in sums.items()}
 
 
-def mean_loss(micro_batches: list[tuple]) -> float:
-    """Return the mean loss over all targets. Reading it waits for the GPU."""
+def mean_loss(micro_batches: list[tuple], norms: list[tuple]) -> float:
+    """Return the mean loss over all targets. Reading it waits for the GPU.
+
+    Raise an error for the first loss or gradient norm that is not finite.
+    """
     steps, losses, sizes, samples = zip(*micro_batches, strict=True)
     means = torch.stack(losses)
     weights = torch.stack(sizes)
-    for step, loss, numbers in zip(steps, means.tolist(), samples, strict=True):
-        if not math.isfinite(loss):
+    values = [*zip(steps, ["loss"] * len(steps), means.tolist(), samples, strict=True)]
+    values += [(step, "gradient norm", norm.item(), numbers) for step, norm, numbers in norms]
+    # Sorting keeps the order within a step: its losses come before the norm.
+    for step, name, value, numbers in sorted(values, key=lambda entry: entry[0]):
+        if not math.isfinite(value):
             raise UserError(
-                f"the loss of step {step} is {loss}: training samples {numbers[:64]}: "
-                "check these samples, or use a smaller --learning_rate"
+                f"the {name} of step {step} is {value}: training samples {numbers[:64]}: check "
+                "these samples, Model and compute_loss, or use a smaller --learning_rate"
             )
     return ((means * weights).sum() / weights.sum()).item()
+
+
+def finite_names(model: nn.Module) -> set[str]:
+    """Return the names of the weights and buffers without NaN and infinity. Waits for the GPU."""
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    return {name for name, tensor in tensors if tensor.isfinite().all()}
+
+
+def check_tensors(model: nn.Module, finite: set[str], step: int) -> None:
+    """Raise an error if a weight or a buffer that was finite no longer is."""
+    broken = sorted(finite - finite_names(model))
+    if broken:
+        raise UserError(
+            f"not finite after step {step}: {', '.join(broken[:3])}: "
+            "check Model, or use a smaller --learning_rate"
+        )
 
 
 def collect_signals() -> list[int]:
@@ -596,12 +695,12 @@ def train(settings: Settings, run: Path) -> int:
 
     # Resume.
     parts: dict = {"model": model, "optimizer": optimizer, "scaler": scaler}
-    generators = [torch.default_generator, *torch.cuda.default_generators]
     step = 0
     best_step = 0
     best_loss = math.inf
     # (step, loss, number of targets, samples) of each micro-batch since the last log entry
     micro_batches: list[tuple] = []
+    norms: list[tuple] = []  # (step, gradient norm, samples) of each step since then
     curves: dict = {"train": [], "validation": []}
     metrics_file = run / "metrics.jsonl"
     checkpoints = run / "checkpoints"
@@ -611,10 +710,7 @@ def train(settings: Settings, run: Path) -> int:
     if checkpoint:
         if checkpoint["data"] != data.facts:
             raise UserError(f"the data changed since the run began: {run}: restore the file")
-        for name, part in parts.items():
-            part.load_state_dict(checkpoint[name])
-        for generator, state in zip(generators, checkpoint["random"], strict=False):
-            generator.set_state(state.cpu())
+        restore(parts, checkpoint, run)
         step = checkpoint["step"]
         best_step = checkpoint["best_step"]
         best_loss = checkpoint["best_loss"]
@@ -629,6 +725,7 @@ def train(settings: Settings, run: Path) -> int:
         write(run / "settings.json", json.dumps(asdict(settings), indent=1).encode())
         write(metrics_file, b"")
     print(f"{run}: {device}, {precision}, step {step} of {total_steps}")
+    finite = finite_names(model)  # a mask of -inf is not one of them
     gc.freeze()  # these objects live as long as the run, so garbage collection can skip them
 
     steps = training_steps(data, settings, step, steps_per_epoch)
@@ -638,27 +735,29 @@ def train(settings: Settings, run: Path) -> int:
     while not is_over:
         # Forward and backward. The gradients of the micro-batches add up.
         step_targets = torch.zeros((), device=device)
-        step_samples = 0
+        samples: list[int] = []
         for numbers, batch in next(steps):
             with autocast:
                 loss, num_targets, _ = compute_loss(model, batch)
             scaler.scale(loss * num_targets).backward()
             micro_batches.append((step + 1, loss.detach(), num_targets, numbers.tolist()))
             step_targets += num_targets
-            step_samples += len(numbers)
+            samples += numbers.tolist()
 
         # Update. The gradient of an incomplete last step is scaled by its number of samples.
-        fraction = step_samples / min(step_size, num_samples)
+        fraction = len(samples) / min(step_size, num_samples)
         divisor = step_targets / fraction
         learning_rate = learning_rate_at(step, total_steps, settings)
         norm = optimizer_step(optimizer, scaler, divisor, settings.gradient_clip, learning_rate)
         step += 1
+        if not scaler.is_enabled():  # fp16 skips a step that overflows, which is no error
+            norms.append((step, norm, samples))
         is_last = step == total_steps
 
         # Log, also some of the first steps, so that you see something soon.
         is_early = step in (1, 2, 5, 10, 20) and step < settings.log_every
         if is_last or is_early or step % settings.log_every == 0:
-            train_loss = mean_loss(micro_batches)
+            train_loss = mean_loss(micro_batches, norms)
             curves["train"].append((step, train_loss))
             seconds = (time.perf_counter() - start_time) / (step - logged_step)
             record = {
@@ -672,6 +771,7 @@ def train(settings: Settings, run: Path) -> int:
             }
             log(run, record)
             micro_batches.clear()
+            norms.clear()
             logged_step = step
             start_time = time.perf_counter()
 
@@ -688,11 +788,13 @@ def train(settings: Settings, run: Path) -> int:
         # Save. A signal that comes later stops the run after the next step.
         is_over = is_last or bool(signals)
         if is_over or best_step == step or step % save_every == 0:
+            # Raise an error instead of saving weights that are not finite.
             if micro_batches:
-                mean_loss(micro_batches)  # raises an error instead of saving weights that are nan
+                mean_loss(micro_batches, norms)
+            check_tensors(model, finite, step)
             checkpoint = {
                 **{name: part.state_dict() for name, part in parts.items()},
-                "random": [generator.get_state() for generator in generators],
+                "random_states": random_states(),
                 "step": step,
                 "best_step": best_step,
                 "best_loss": best_loss,
@@ -717,13 +819,23 @@ def main(arguments: list[str]) -> int:
     """Return the exit code: 2 for an error, 128 + the number of a signal."""
     try:
         return train(*read_settings(arguments))
-    except (UserError, argparse.ArgumentError, OSError) as error:
-        # without the password of an address
-        message = re.sub(r"/\S*:\S*@", "/…@", f"{error}")
-        if isinstance(error, OSError):
-            message += ": check the path and the free space; --resume continues a run"
-        print(f"error: {message}", file=sys.stderr)
-        return 2
+    except (UserError, argparse.ArgumentError) as error:
+        message = str(error)
+    except OSError as error:
+        message = f"{error}: check the path and the free space; --resume continues a run"
+    except (MemoryError, RuntimeError) as error:
+        # the words of CUDA, of its libraries, and of PyTorch on a CPU
+        words = re.search("out of memory|ALLOC_FAILED|allocate memory", str(error))
+        if not words and not isinstance(error, MemoryError):
+            raise
+        message = (
+            "out of memory: lower --batch_size (and raise --gradient_accumulation_steps as much, "
+            "for the same result), or use a smaller model or less data"
+        )
+    # without the password of an address
+    message = re.sub(r"/\S*:\S*@", "/…@", message)
+    print(f"error: {message}", file=sys.stderr)
+    return 2
 
 
 if __name__ == "__main__":
