@@ -218,6 +218,22 @@ def test_the_own_tests_pass_after_a_change_that_shows_its_effect(
     assert (losses(folder) == losses(unchanged)) == any(word in title for word in WATCHES)
 
 
+def test_an_optimizer_and_a_schedule_are_yours(tmp_path):
+    """Their names and hyperparameters are settings, by flag, and no file of the engine changes."""
+    project = copied(render(**ANSWERS), tmp_path)
+    for title in ("Another optimizer, two groups with two rates", "Another schedule"):
+        assert not [name for name in patched_files(title) if "engine" in name]
+        apply(title, project)
+    words = "--optimizer.momentum_decay 0.01 --schedule.warmup_steps 1 --training.max_steps 4"
+    words += " --optimizer.name nadam --schedule.name root --monitor.every_steps 1"
+    check_run(project, "train", *words.split(), cwd=tmp_path)
+    matrices, vectors = optimizer_state(tmp_path)["param_groups"]
+    assert matrices["momentum_decay"] == 0.01
+    assert vectors["lr"] == pytest.approx(10 * matrices["lr"])
+    rates = metric(tmp_path, "learning_rate")
+    assert rates == pytest.approx([1e-3, 1e-3, 1e-3 * 0.5**0.5, 1e-3 * (1 / 3) ** 0.5])
+
+
 def test_weights_of_another_run(unchanged, tmp_path):
     project = apply("Weights of another run", copied(render(**ANSWERS), tmp_path))
     shutil.copytree(newest_run(unchanged), tmp_path / "runs/source")
