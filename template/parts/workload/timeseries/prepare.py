@@ -39,6 +39,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     text = "fill empty cells with the last known value; they are an error otherwise"
     add("--fill", choices=["last"], help=text)
 
+    text = (
+        "leave out windows across a longer gap in time, such as M30, H2 or D1 (default: windows run "
+        "across gaps)"
+    )
+    add("--max-gap", metavar="NAME", help=text)
     text = "time frames to resample to, finest first, such as M1,M5,M15,H1,H4 (default: rows)"
     add("--frames", default="rows", metavar="NAMES", help=text)
     text = (
@@ -89,13 +94,14 @@ def fill(
     splits = borders(arguments.split, len(frames[0].bars))
     where = f"--split {arguments.split}"
     facts, lines = describe(frames, splits, targets, arguments.horizon, where)
-    write_frames(writer, frames, splits, facts)
+    write_frames(writer, frames, splits, facts, arguments.max_gap)
     writer.source |= {
         "file": source.path.name,
         "rows": len(series),
         "split": arguments.split,
         "aggregate": rules,
         "fill": arguments.fill,
+        "max_gap": arguments.max_gap,
         **source.written,
     }
     return frames, lines
@@ -159,11 +165,11 @@ def new_store(path: Path, flags: dict[str, Any], trained: Store, folder: Path) -
     with StoreWriter(folder, trained.workload) as writer:
         time = origin.get("time_column")
         gaps = origin.get("fill", "last")  # data of older versions do not say
-        series = read_series(writer, source, time, [], gaps, facts["columns"])
+        step = facts["frames"][0]["step"]
+        series = read_series(writer, source, time, [], gaps, facts["columns"], step)
         frames = make_frames(series, names, histories, origin.get("aggregate", {}))
         base = frames[0].bars
-        step = facts["frames"][0]["step"]
         if base.step != step:
             what = f"rows are {base.step} s apart, but {step} s in the training data"
             raise UserError(what, str(path), "provide data with the same step")
-        write_frames(writer, frames, {"input": [0, len(base)]}, facts)
+        write_frames(writer, frames, {"input": [0, len(base)]}, facts, origin.get("max_gap"))
