@@ -252,12 +252,14 @@ def test_times_without_the_format_that_is_given_are_one_line(name, tmp_path):
 def test_a_time_in_another_column_is_named(first, tmp_path):
     table = {"a": first, "b": values()[:, 0], "when": GRID}
     for path in tables(table, tmp_path):
-        says = "the first column, 'a', has no times, but column 'when' has: .*--time-column 'when'"
+        says = "'a' is taken for the time of a row, but column 'when' has.*--time-column 'when'"
         one_error(prepare(tmp_path, "timeseries", path), says)
         assert prepare(tmp_path, "timeseries", path, "--time-column when").code == 0
     twice = {"start": GRID, "end": GRID + QUARTER, "b": values()[:, 0]}
     for path in tables(twice, tmp_path):
-        one_error(prepare(tmp_path, "timeseries", path), "'end' has times, and so .*--drop 'end'")
+        one_error(
+            prepare(tmp_path, "timeseries", path), "column 'end' has times, too: .*--drop 'end'"
+        )
 
 
 def test_a_column_that_counts_rows_is_said(tmp_path):

@@ -75,7 +75,6 @@ def read_series(
     last_time = np.empty(0, np.int64)
     last_values = np.full(len(names), np.nan)
     num_empty = 0
-    above_row = np.full(len(names), np.nan)  # how much more a value is than the number of its row
     scaler = Scaler(len(names))
     rounding = Scaler(len(names))
 
@@ -90,10 +89,6 @@ def read_series(
         times = read_times(block, time, last_time)
         writer.append(".values", values.astype(np.float32))
         writer.append(".times", times)
-        differences = values - (block.first + np.arange(len(values)))[:, None]
-        if not block.first:
-            above_row = differences[0]
-        above_row[(differences != above_row).any(0)] = np.nan
         sample = values[::SAMPLED]
         scaler.add(sample)
         rounding.add(sample - sample.astype(np.float32))
@@ -105,12 +100,19 @@ def read_series(
     for place in np.flatnonzero(rounding.squares > 1e-6 * scaler.squares):
         what = "by more than 0.1 % of its standard deviation"
         print(f"note: float32 rounds column '{names[place]}' {what}: subtract a constant first")
-    for place in np.flatnonzero(~np.isnan(above_row)):
-        remedy = f"--drop '{names[place]}' leaves it out"
-        print(f"note: column '{names[place]}' counts the rows, and is an input: {remedy}")
     times = writer.appended(".times")
+    values = writer.appended(".values")
+    note_row_numbers(names, values)
     step, tolerance = find_step(times, usual_step)
-    return Series(names, times, writer.appended(".values"), step, tolerance)
+    return Series(names, times, values, step, tolerance)
+
+
+def note_row_numbers(names: list[str], values: np.ndarray) -> None:
+    """Print a note for each column of values (N, C) that counts the rows."""
+    for name, column in zip(names, values.T, strict=True):
+        if len(column) > 1 and all((np.diff(block) == 1).all() for block in blocks_of(column)):
+            remedy = f"--drop '{name}' leaves it out"
+            print(f"note: column '{name}' counts the rows, and is an input: {remedy}")
 
 
 def choose_columns(
@@ -132,9 +134,7 @@ def choose_columns(
         raise UserError("no column of numbers", str(path), remedy)
     for name in names:
         if not is_given and block.is_time(name):
-            what = f"column '{name}' has times, and so has the first column, '{time}'"
-            if not block.is_time(time):
-                what = f"the first column, '{time}', has no times, but column '{name}' has"
+            what = f"'{time}' is taken for the time of a row, but column '{name}' has times, too"
             remedy = f"add --time-column '{name}', or leave the column out with --drop '{name}'"
             raise UserError(what, str(path), remedy)
     return time, names
