@@ -168,6 +168,7 @@ def test_a_gap_that_is_allowed_changes_no_sample(tmp_path):
     [
         ("--max-gap 2h", "no time frame '2h': --max-gap"),
         ("--max-gap M5", "300 s is less than the distance of rows, 900 s: --max-gap M5"),
+        ("--max-gap H1 --time-column none --drop date", "rows without times have no gaps"),
         ("--max-gap M15 --history 290", "each window of the split validation .*--max-gap M15"),
     ],
 )
@@ -217,8 +218,17 @@ def test_years_are_years_and_other_numbers_count(tmp_path):
         times = store(tmp_path, "timeseries").arrays["time"].rows()
         assert times[0] == np.datetime64("1700-01-01", "s").astype(np.int64)
         assert times[-1] == np.datetime64("2023-01-01", "s").astype(np.int64)
-    out = prepared(tmp_path, "timeseries", series(range(1200, 2200))).out
-    assert "years" not in out
+    for numbers in (range(1200, 2200), range(199001, 199100)):
+        assert "years" not in prepared(tmp_path, "timeseries", series(numbers)).out
+
+
+def test_years_with_months_are_months(tmp_path):
+    months = [f"{1990 + row // 12}{row % 12 + 1:02}" for row in range(300)]
+    out = prepared(tmp_path, "timeseries", series(months)).out
+    assert "column 'date' is read as years and months" in out
+    assert "gaps" not in out
+    times = store(tmp_path, "timeseries").arrays["time"].rows().astype("M8[s]")
+    assert [str(time)[:10] for time in times[[0, -1]]] == ["1990-01-01", "2014-12-01"]
 
 
 BAD_TIMES = {
@@ -252,14 +262,12 @@ def test_times_without_the_format_that_is_given_are_one_line(name, tmp_path):
 def test_a_time_in_another_column_is_named(first, tmp_path):
     table = {"a": first, "b": values()[:, 0], "when": GRID}
     for path in tables(table, tmp_path):
-        says = "'a' is taken for the time of a row, but column 'when' has.*--time-column 'when'"
+        says = "'a' is taken for the time of a row, but column 'when' has times: .*--time-column 'when'"
         one_error(prepare(tmp_path, "timeseries", path), says)
         assert prepare(tmp_path, "timeseries", path, "--time-column when").code == 0
     twice = {"start": GRID, "end": GRID + QUARTER, "b": values()[:, 0]}
     for path in tables(twice, tmp_path):
-        one_error(
-            prepare(tmp_path, "timeseries", path), "column 'end' has times, too: .*--drop 'end'"
-        )
+        one_error(prepare(tmp_path, "timeseries", path), "column 'end' has times: .*--drop 'end'")
 
 
 def test_a_column_that_counts_rows_is_said(tmp_path):
@@ -271,6 +279,11 @@ def test_a_column_that_counts_rows_is_said(tmp_path):
     out = prepared(tmp_path, "timeseries", content).out
     assert "note: column 'id' counts the rows, and is an input: --drop 'id' leaves it out" in out
     assert "column 'b'" not in out
+
+
+def test_a_target_twice_is_one_line(tmp_path):
+    path = written(tmp_path, series(GRID))
+    one_error(prepare(tmp_path, "timeseries", path, "--targets a,a"), "twice: --targets a,a")
 
 
 # ---- prices --------------------------------------------------------------------------------------
@@ -354,30 +367,45 @@ def with_nan(values: np.ndarray, *places: tuple[int, ...]) -> np.ndarray:
     return values
 
 
-BAD_WINDOWS: dict[str, tuple[dict[str, np.ndarray], str]] = {
+# name: datasets, the error, flags
+BAD_WINDOWS: dict[str, tuple[dict[str, np.ndarray], str, str]] = {
     "not finite": (
         {"features": with_nan(FEATURES, (7, 3, 2), (7, 4, 2), (300, 0, 0)), "targets": TARGETS},
         "3 values in columns 0, 2 are not finite: windows.h5, features rows 7 to 7: .*the first",
+        "",
     ),
     "not finite targets": (
         {"features": FEATURES, "targets": with_nan(TARGETS, (9, 1))},
         "1 values in columns 1 are not finite: windows.h5, targets rows 9 to 9",
+        "",
     ),
-    "other names": ({"X": FEATURES, "y": TARGETS}, "it has X, y: name two with --datasets"),
+    "beyond float32": (
+        {"features": FEATURES, "targets": TARGETS * np.where(TARGETS > 2, 1e39, 1)},
+        "as float32, .* values in columns 0, 1 are not finite: windows.h5, targets rows",
+        "--dtype float16",
+    ),
+    "a purge below 0": (
+        {"features": FEATURES, "targets": TARGETS},
+        "-1 windows cannot be left out: --purge: use 0 or more",
+        "--purge -1",
+    ),
+    "other names": ({"X": FEATURES, "y": TARGETS}, "it has X, y: name two with --datasets", ""),
     "one target": (
         {"features": FEATURES, "targets": TARGETS[:, 0]},
         r"shape \(400,\) where \(N, H\) .*'targets': write it as \(N, 1\), .*targets\[:, None\]",
+        "",
     ),
 }
 
 
 @pytest.mark.parametrize("name", BAD_WINDOWS)
 def test_bad_windows_are_one_line_with_the_remedy(name, tmp_path):
-    datasets, says = BAD_WINDOWS[name]
+    datasets, says, flags = BAD_WINDOWS[name]
     with h5py.File(tmp_path / "windows.h5", "w") as file:
         for name, rows in datasets.items():
             file[name] = rows
-    one_error(WINDOWS.run("prepare", "--input", "windows.h5", cwd=tmp_path), says)
+    words = ("prepare", "--input", "windows.h5", *flags.split())
+    one_error(WINDOWS.run(*words, cwd=tmp_path), says)
 
 
 # ---- flags that contradict each other ------------------------------------------------------------

@@ -32,6 +32,7 @@ LATEST = 10**10  # seconds, in the year 2286: larger numbers count a shorter uni
 YEARS = range(1500, 2200)
 MEANINGS = {
     "%Y": "years",
+    "%Y%m": "years and months",
     "ms": "milliseconds since 1970",
     "us": "microseconds since 1970",
     "ns": "nanoseconds since 1970",
@@ -143,6 +144,9 @@ def guess_unit(cells: pa.Array) -> str:
     high = int(numbers.max())
     if low in YEARS and high in YEARS:
         return "%Y"
+    months = numbers % 100
+    if low // 100 in YEARS and high // 100 in YEARS and months.min() >= 1 and months.max() <= 12:
+        return "%Y%m"
     largest = max(-low, high)
     return next((unit for unit, second in UNITS.items() if largest < LATEST * second), "ns")
 

@@ -134,7 +134,7 @@ def choose_columns(
         raise UserError("no column of numbers", str(path), remedy)
     for name in names:
         if not is_given and block.is_time(name):
-            what = f"'{time}' is taken for the time of a row, but column '{name}' has times, too"
+            what = f"'{time}' is taken for the time of a row, but column '{name}' has times"
             remedy = f"add --time-column '{name}', or leave the column out with --drop '{name}'"
             raise UserError(what, str(path), remedy)
     return time, names

@@ -63,6 +63,9 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     if arguments.horizon < 1:
         what = f"the horizon cannot be {arguments.horizon}"
         raise UserError(what, "--horizon", "use at least 1 row")
+    if arguments.max_gap and arguments.time_column == "none":
+        what = "rows without times have no gaps"
+        raise UserError(what, f"--max-gap {arguments.max_gap}", "remove the flag")
     source = Source(Path(arguments.input), EMPTY, vars(arguments))
     with destination(load().data.path, arguments.dry_run) as folder:
         with StoreWriter(folder, WORKLOAD) as writer:
@@ -90,6 +93,9 @@ def fill(
     frames = make_frames(series, names, histories, rules)
     wanted = arguments.targets.split(",") if arguments.targets else columns
     targets = [place_of(name.strip(), columns, source.path) for name in wanted]
+    if len(set(targets)) < len(targets):
+        remedy = "name each column once"
+        raise UserError("a column is named twice", f"--targets {arguments.targets}", remedy)
 
     splits = borders(arguments.split, len(frames[0].bars))
     where = f"--split {arguments.split}"

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 WINDOWS_AT_ONCE = 1024
 BLOCK_BYTES = 64 << 20  # read into memory at a time
 HALVES = ("float16", "bfloat16")
+LARGEST = np.finfo(np.float32).max
 METRICS = ("mse", "mae", "mse_original", "mae_original")
 
 
@@ -129,7 +130,7 @@ def check_values(array: Array, border: int) -> dict[str, list[float]]:
     scaler = Scaler(array.shape[-1])
     rounding = Scaler(array.shape[-1])
     for first, values in _blocks(array, "checking"):
-        if not np.isfinite(values).all():
+        if not (np.abs(values) <= LARGEST).all():
             raise _not_finite(array)
         if first < border:
             rows = values[: border - first].reshape(-1, array.shape[-1])
@@ -145,19 +146,19 @@ def check_values(array: Array, border: int) -> dict[str, list[float]]:
 
 
 def _not_finite(array: Array) -> UserError:
-    """Count the values that are not finite, and return an error with the first one's place."""
+    """Count the values that are not finite in float32; return an error with the first's place."""
     count = 0
     row = array.shape[0]
     columns = np.zeros(array.shape[-1], int)
     for first, values in _blocks(array, "counting"):
-        is_wrong = ~np.isfinite(values)
+        is_wrong = ~(np.abs(values) <= LARGEST)
         places = np.argwhere(is_wrong)
         if len(places) and not count:
             row = first + int(places[0, 0])
         count += len(places)
         columns += is_wrong.reshape(-1, len(columns)).sum(0)
     names = ", ".join(map(str, np.flatnonzero(columns)))
-    what = f"{count:,} values in columns {names} are not finite"
+    what = f"as float32, {count:,} values in columns {names} are not finite"
     remedy = "fix them, or remove their rows; this is the first of them"
     return UserError(what, place_in(array, row), remedy)
 

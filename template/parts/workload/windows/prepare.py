@@ -48,6 +48,8 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     purge = arguments.purge
     if purge is None:
         purge = overlap(features, targets, step)
+    if purge < 0:
+        raise UserError(f"{purge} windows cannot be left out", "--purge", "use 0 or more")
     splits = purged_borders(arguments.split, features.shape[0], purge)
 
     source = {
