@@ -207,8 +207,8 @@ def long_enough(stocks: Stocks, window: int, path: Path) -> Stocks:
 def read_prices(source: Source) -> Iterator[Piece]:
     """Yield a table of prices in pieces: rows (n,), indices (n,) of their tickers, and tickers.
 
-    The last element maps known names to the columns of the table. Without a column `ticker`, the name of
-    the file is the ticker. If any price is missing, the adjusted price becomes missing, too.
+    The last element maps known names to columns. Without a column `ticker`, the name of the file is
+    the ticker. If any price is missing, the adjusted price becomes missing, too.
     """
     import numpy as np
 
@@ -352,7 +352,7 @@ def read_stocks(
 
 
 def note_closes(stocks: Stocks, reading: Reading) -> None:
-    """Print the columns of the returns, and days that look like a split that is not adjusted for."""
+    """Print the columns of the returns, and the days that look like a split of shares."""
     closes = Counter[str]()
     splits = []
     for name, stock in stocks.items():

@@ -40,8 +40,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--fill", choices=["last"], help=text)
 
     text = (
-        "leave out windows across a longer gap in time, such as M30, H2 or D1 (default: windows run "
-        "across gaps)"
+        "leave out windows across a longer gap in time, such as M30, H2 or D1 (default: windows "
+        "run across gaps)"
     )
     add("--max-gap", metavar="NAME", help=text)
     text = "time frames to resample to, finest first, such as M1,M5,M15,H1,H4 (default: rows)"
