@@ -26,6 +26,17 @@ POINT_NUMBER = re.compile(r"[+-]?\d*\.\d+([eE][+-]?\d+)?")
 THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3})+")
 
 ISO = ""  # stands for ISO 8601 and for whole seconds
+# Units of whole numbers, as `--time-format` takes them, and how many of them are a second.
+UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+LATEST = 10**10  # seconds, in the year 2286: larger numbers count a shorter unit
+YEARS = range(1500, 2200)
+MEANINGS = {
+    "%Y": "years",
+    "%Y%m": "years and months",
+    "ms": "milliseconds since 1970",
+    "us": "microseconds since 1970",
+    "ns": "nanoseconds since 1970",
+}
 # In dates with points, the day comes first.
 DATES = """
 %Y-%m-%d|%Y/%m/%d|%Y.%m.%d|%d.%m.%Y|%d/%m/%Y|%d-%m-%Y|%d.%m.%y|%d/%m/%y|%d-%m-%y
@@ -38,7 +49,7 @@ FORMATS = [date + clock for date in re.split(r"[|\n]", DATES.strip()) for clock 
 FIRST_CELLS = 64  # a format that reads none of these cells is not tried on the others
 SECONDS = pa.timestamp("s")
 ISO_TYPES = (pa.timestamp("us"), pa.timestamp("us", "UTC"), pa.int64())
-WHOLE = re.compile(r"-?\d{1,18}")
+WHOLE = re.compile(r"-?(\d{1,18}|[1-8]\d{18})")
 
 
 # --- the style of a CSV file, detected in its first rows
@@ -121,14 +132,33 @@ def choose_format(cells: pa.Array, formats: list[str], where: str) -> str:
     return best[0]
 
 
+def guess_unit(cells: pa.Array) -> str:
+    """Return the unit or format of whole numbers, by their size; `ISO` if the cells are others."""
+    try:
+        numbers = cells.cast(pa.int64()).to_numpy(zero_copy_only=False)
+    except pa.ArrowInvalid:
+        return ISO
+    if not len(numbers):
+        return ISO
+    low = int(numbers.min())
+    high = int(numbers.max())
+    if low in YEARS and high in YEARS:
+        return "%Y"
+    months = numbers % 100
+    if low // 100 in YEARS and high // 100 in YEARS and months.min() >= 1 and months.max() <= 12:
+        return "%Y%m"
+    largest = max(-low, high)
+    return next((unit for unit, second in UNITS.items() if largest < LATEST * second), "ns")
+
+
 def to_seconds(column: pa.ChunkedArray, time_format: str) -> pa.ChunkedArray:
     """Return int64 seconds since 1970, or whole numbers; null for missing and invalid cells."""
     if pa.types.is_string(column.type):
         column = read_texts(column, time_format)
+    if pa.types.is_integer(column.type) and time_format in UNITS:
+        column = column.cast(pa.timestamp(time_format))
     if pa.types.is_temporal(column.type):
         column = column.cast(SECONDS, safe=False)
-    if pa.types.is_floating(column.type):
-        column = pc.if_else(pc.equal(pc.floor(column), column), column, None)
     return column.cast(pa.int64(), safe=False)
 
 
@@ -138,6 +168,9 @@ def read_texts(texts: Any, time_format: str) -> pa.ChunkedArray:
         for kind in ISO_TYPES:
             with suppress(pa.ArrowInvalid):
                 return texts.cast(kind)
+    if time_format in UNITS:
+        with suppress(pa.ArrowInvalid):
+            return texts.cast(pa.int64()).cast(pa.timestamp(time_format))
     # Arrow's strptime accepts 31.02. as 2 March, and reads 24 as the year 24.
     cells = [seconds_of(cell, time_format) for cell in texts.to_pylist()]
     return pa.chunked_array([cells], pa.int64())
@@ -147,8 +180,9 @@ def seconds_of(cell: str | None, time_format: str) -> int | None:
     """Return seconds since 1970 or a whole number, or None for a missing or unreadable cell."""
     if cell is None:
         return None
-    if time_format == ISO and WHOLE.fullmatch(cell):
-        return int(cell)
+    is_whole = WHOLE.fullmatch(cell)
+    if is_whole and (time_format == ISO or time_format in UNITS):
+        return int(cell) // UNITS.get(time_format, 1)
     try:
         time = (
             datetime.fromisoformat(cell)

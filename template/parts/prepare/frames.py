@@ -16,7 +16,7 @@ import numpy as np
 from ..engine.errors import UserError
 from ..engine.store import StoreWriter
 from .scaling import Scaler
-from .series import Series, blocks_of
+from .series import Series, blocks_of, longest_step
 
 UNITS = {"S": 1, "M": 60, "H": 3600, "D": 86400, "W": 604800}
 RULES = ("first", "max", "min", "last", "sum")
@@ -62,11 +62,11 @@ def make_frames(
     return frames
 
 
-def seconds(name: str) -> int:
+def seconds(name: str, flag: str = "--frames") -> int:
     """Return the seconds of a frame's name, such as 900 for `M15`."""
     match = re.fullmatch(r"([SMHDW])(\d+)", name.upper())
     if not match or not int(match[2]):
-        raise UserError(f"no time frame '{name}'", "--frames", "use names like M1, M15, H4, D1")
+        raise UserError(f"no time frame '{name}'", flag, "use names like M1, M15, H4, D1")
     return UNITS[match[1]] * int(match[2])
 
 
@@ -74,11 +74,11 @@ def resample(series: Series, step: int, rules: dict[str, str]) -> Series:
     """Return the closed bars of `step` seconds, each with its start time.
 
     If a row is known only after the end of its bar, because rows are irregular, the bar's time is
-    later.
+    later. So a row that is early may come into the next bar, but never into one that has closed.
     """
     if step == series.step:
         return series
-    bar_of_row = series.times // step
+    bar_of_row = (series.times + series.tolerance) // step
     begins = np.flatnonzero(np.diff(bar_of_row, prepend=bar_of_row[0] - 1))
     last_rows = np.append(begins[1:], len(series)) - 1
     earliest_times = series.times[last_rows] + series.step - step
@@ -117,6 +117,21 @@ def find_reach(frames: list[Frame]) -> int:
         end = frame.bars.times[frame.history - 1] + frame.bars.step - base.step
         reach = max(reach, int(np.searchsorted(base.times, end)) + 1)
     return reach
+
+
+def find_windows(base: Frame, horizon: int, max_gap: int) -> np.ndarray:
+    """Return the rows of first targets whose windows cross no gap of more than `max_gap` seconds.
+
+    A window is the history and the targets in the first frame.
+    """
+    jitter = longest_step(base.bars.step) - base.bars.step
+    is_gap = np.diff(base.bars.times) > max_gap + jitter
+    begins = [0, *(np.flatnonzero(is_gap) + 1).tolist()]
+    ends = [*begins[1:], len(base.bars)]
+    rows = []
+    for begin, end in zip(begins, ends, strict=True):
+        rows.append(np.arange(begin + base.history, end - horizon + 1))
+    return np.concatenate(rows)
 
 
 # --- metadata and arrays
@@ -172,10 +187,19 @@ def learn_scale(bars: Series, base: Series, border: int) -> Scaler:
 
 
 def write_frames(
-    writer: StoreWriter, frames: list[Frame], splits: Splits, facts: dict[str, Any]
+    writer: StoreWriter,
+    frames: list[Frame],
+    splits: Splits,
+    facts: dict[str, Any],
+    max_gap: str | None = None,
 ) -> None:
-    """Write frames with the metadata that `describe` returned for these or for earlier data."""
+    """Write frames with the metadata that `describe` returned for these or for earlier data.
+
+    max_gap: the longest gap that a window may cross, such as `H2`.
+    """
     base = frames[0].bars
+    if max_gap:
+        write_windows(writer, frames, splits, facts["horizon"], max_gap)
     for frame in frames:
         for values in blocks_of(frame.bars.values):
             writer.append(frame.name, values)
@@ -185,3 +209,30 @@ def write_frames(
             writer.append(f"{frame.name}.closed", count_closed(frame.bars, base, times))
     writer.facts = {**facts, "reach": find_reach(frames)}
     writer.splits = splits
+
+
+def write_windows(
+    writer: StoreWriter, frames: list[Frame], splits: Splits, horizon: int, max_gap: str
+) -> None:
+    """Write the rows of first targets whose windows cross no longer gap, and count the others.
+
+    Raises `UserError` if a split that must have a window has none.
+    """
+    base = frames[0].bars
+    where = f"--max-gap {max_gap}"
+    longest = seconds(max_gap, "--max-gap")
+    if longest < base.step:
+        what = f"{longest} s is less than the distance of rows, {base.step} s"
+        raise UserError(what, where, "allow a longer gap")
+    if "input" in splits:
+        horizon = 0
+    rows = find_windows(frames[0], horizon, longest)
+    reach = find_reach(frames)
+    for name, (first, last) in splits.items():
+        is_inside = (rows >= max(first, reach)) & (rows <= last - horizon)
+        if name != "test" and not is_inside.any():
+            what = f"each window of the split {name} crosses a longer gap"
+            raise UserError(what, where, "allow a longer gap, or use a smaller --history")
+    writer.append("windows", rows)
+    left_out = len(base) - frames[0].history - horizon + 1 - len(rows)
+    print(f"note: windows left out, across gaps longer than {max_gap}: {left_out:,}")

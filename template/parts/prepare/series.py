@@ -23,6 +23,10 @@ UNSORTED = (
     "with --time-column none"
 )
 SAMPLED = 61  # one row of so many shows how much float32 rounds
+JITTER = 0.1  # rows may be off their places in a grid of times by this fraction of its step
+MOSTLY = 0.95  # a grid needs this fraction of the rows in their places
+DAY = 86400
+STEPS = [seconds for seconds in range(1, DAY + 1) if DAY % seconds == 0]  # usual ones
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,7 @@ class Series:
     times: np.ndarray  # (N,) int64, seconds since 1970, or row numbers
     values: np.ndarray  # (N, C) float32
     step: int
+    tolerance: int = 0  # a row that is early by so many seconds belongs to the next bar
 
     def __len__(self) -> int:
         return len(self.times)
@@ -54,11 +59,13 @@ def read_series(
     drop: list[str],
     fill: str | None,
     only: list[str] | None = None,
+    usual_step: int | None = None,
 ) -> Series:
     """Read the table, or the columns `only`, into arrays that `writer` keeps until it closes.
 
     The source of `writer` gets the name of the time column. fill: `last` replaces empty cells with
-    the last known value. Raises `UserError`, with row and column, for a table that is not a series.
+    the last known value. usual_step: that of earlier files. Raises `UserError`, with row and
+    column, for a table that is not a series.
     """
     blocks = source.blocks()
     first = next(blocks)
@@ -94,7 +101,18 @@ def read_series(
         what = "by more than 0.1 % of its standard deviation"
         print(f"note: float32 rounds column '{names[place]}' {what}: subtract a constant first")
     times = writer.appended(".times")
-    return Series(names, times, writer.appended(".values"), find_step(times))
+    values = writer.appended(".values")
+    note_row_numbers(names, values)
+    step, tolerance = find_step(times, usual_step)
+    return Series(names, times, values, step, tolerance)
+
+
+def note_row_numbers(names: list[str], values: np.ndarray) -> None:
+    """Print a note for each column of values (N, C) that counts the rows."""
+    for name, column in zip(names, values.T, strict=True):
+        if len(column) > 1 and all((np.diff(block) == 1).all() for block in blocks_of(column)):
+            remedy = f"--drop '{name}' leaves it out"
+            print(f"note: column '{name}' counts the rows, and is an input: {remedy}")
 
 
 def choose_columns(
@@ -105,6 +123,7 @@ def choose_columns(
 
     header = block.table.column_names
     path = block.source.path
+    is_given = time is not None
     time = time or header[0]
     names = only or [name for name in header if name != time and name not in drop]
     needed = [] if time == "none" else [time]
@@ -113,6 +132,11 @@ def choose_columns(
     if not names:
         remedy = "add at least one column of numbers next to the time"
         raise UserError("no column of numbers", str(path), remedy)
+    for name in names:
+        if not is_given and block.is_time(name):
+            what = f"'{time}' is taken for the time of a row, but column '{name}' has times"
+            remedy = f"add --time-column '{name}', or leave the column out with --drop '{name}'"
+            raise UserError(what, str(path), remedy)
     return time, names
 
 
@@ -148,7 +172,7 @@ def read_times(block: Block, column: str, last: np.ndarray) -> np.ndarray:
     """
     if column == "none":
         return block.first + np.arange(len(block.table))
-    times, is_known = block.times(column)
+    times, is_known = block.sole_times(column)
     if not is_known.all():
         row = int(is_known.argmin())
         raise block.error("a time is missing", row, column, "fill it in, or see --time-column")
@@ -163,17 +187,60 @@ def read_times(block: Block, column: str, last: np.ndarray) -> np.ndarray:
     return times
 
 
-def find_step(times: np.ndarray) -> int:
-    """Return the most frequent distance of rows, and print a note about longer gaps.
+def find_step(times: np.ndarray, usual_step: int | None = None) -> tuple[int, int]:
+    """Return the distance of rows, and how early a row may be; print a note about longer gaps.
 
-    If two distances are equally frequent, the shorter one is the step.
+    The distance is the most frequent one, and the shorter one of two, unless the times jitter
+    around a grid.
     """
     counts = Counter[int]()
     for start in range(0, len(times) - 1, BLOCK_ROWS):
         counts.update(np.diff(times[start : start + BLOCK_ROWS + 1]).tolist())
     step = min(counts, key=lambda distance: (-counts[distance], distance), default=1)
-    gaps = sum(count for distance, count in counts.items() if distance > step)
+    tolerance = 0
+    is_exact = all(distance % step == 0 for distance in counts)
+    if counts and not (is_exact and usual_step in (None, step)):
+        step, tolerance = find_grid(times[:BLOCK_ROWS], usual_step) or (step, 0)
+
+    longest = longest_step(step)
+    gaps = sum(count for distance, count in counts.items() if distance > longest)
     if gaps:
         print(f"note: gaps in time: {gaps:,}, the longest of {max(counts) / step:,.0f} steps;")
-        print("      windows run across them as if nothing were missing")
-    return step
+        print("      windows run across them, unless `prepare` has --max-gap")
+    return step, tolerance
+
+
+def longest_step(step: int) -> float:
+    """Return the largest distance of rows that follow each other in a grid, with jitter."""
+    return (1 + 2 * JITTER) * step
+
+
+def find_grid(times: np.ndarray, usual_step: int | None) -> tuple[int, int] | None:
+    """Return the step of the grid that times jitter around, and how early a row may be.
+
+    None if there is no such grid. The step is `usual_step` or a usual part of a day.
+    """
+    distances = np.diff(times)
+    typical = np.median(distances)
+    step = min(STEPS, key=lambda seconds: abs(seconds - typical))
+    if usual_step and abs(usual_step - typical) <= 2 * JITTER * usual_step:
+        step = usual_step
+    if abs(step - typical) > 2 * JITTER * typical:
+        return None
+
+    # The mean place of the rows between two multiples of the step, on a circle.
+    angles = 2j * np.pi * (times % step) / step
+    phase = round(np.angle(np.exp(angles).mean()) * step / (2 * np.pi))
+    is_on_clock = abs(phase) <= JITTER / 2 * step
+    if is_on_clock:
+        phase = 0
+    late = (times - phase + step // 2) % step - step // 2
+    is_near = np.abs(late) <= JITTER * step
+    is_apart = distances >= (1 - 2 * JITTER) * step
+    if min(is_near.mean(), is_apart.mean()) < MOSTLY:
+        return None
+
+    furthest = np.abs(late[is_near]).max()
+    if furthest:
+        print(f"note: times are up to {furthest} s off a grid of {step} s, and are taken for it")
+    return step, int(JITTER * step) if is_on_clock else 0

@@ -24,10 +24,14 @@ from ..engine.sources import near
 from .formats import (
     FORMATS,
     ISO,
+    MEANINGS,
     NAMES,
+    UNITS,
+    best_formats,
     choose_format,
     guess_decimal,
     guess_delimiter,
+    guess_unit,
     read_sample,
     to_seconds,
 )
@@ -370,22 +374,60 @@ class Block(NamedTuple):
         """
         column = self.column(name)
         known = self.source.time_formats
-        if pa.types.is_integer(column.type) and known.get(name) != ISO:
-            column = column.cast(STRING)
-        if name not in known and column.type == STRING:
-            cells = column.unique().drop_null()
-            where = f"{self.source.path}, column '{name}'"
-            known[name] = choose_format(cells, self.source.formats, where)
+        cells = column
+        if pa.types.is_floating(column.type):
+            is_whole = pc.equal(pc.floor(column), column)
+            cells = pc.if_else(is_whole, column, None).cast(pa.int64(), safe=False)
+        if pa.types.is_integer(cells.type) and known.get(name) not in UNITS:
+            cells = cells.cast(STRING)
+        if name not in known and cells.type == STRING:
+            known[name] = self._time_format(name, cells.unique().drop_null())
         time_format = known.get(name, ISO)
-        seconds = to_seconds(column, time_format)
+        seconds = to_seconds(cells, time_format)
         is_known = column.is_valid().to_numpy()
         is_wrong = is_known & seconds.is_null().to_numpy()
         if is_wrong.any():
             row = int(is_wrong.argmax())
             wanted = time_format or "2024-01-31 16:00:00"
+            if time_format in UNITS:
+                wanted = str(1706716800 * UNITS[time_format])
             remedy = f"write it as '{wanted}', or see --time-format and other flags of `prepare`"
             raise self.error(f"'{column[row]}' is not a time", row, name, remedy)
         return seconds.fill_null(0).to_numpy(), is_known
+
+    def is_time(self, name: str) -> bool:
+        """Whether at least half of a column's distinct cells are times, and not bare numbers."""
+        column = self.column(name)
+        if column.type != STRING:
+            return pa.types.is_temporal(column.type)
+        cells = column.unique().drop_null()
+        if not len(cells) or number(str(cells[0])) != TEXT:
+            return False
+        return bool(best_formats(cells, self.source.formats))
+
+    def _time_format(self, name: str, cells: pa.Array) -> str:
+        """Return the format of a column's distinct cells; print it if whole numbers are no seconds.
+
+        Raises `UserError` for times that can be read in two ways.
+        """
+        where = f"{self.source.path}, column '{name}'"
+        time_format = choose_format(cells, self.source.formats, where)
+        if time_format == ISO and "time_format" not in self.source.given:
+            time_format = guess_unit(cells)
+            if time_format in MEANINGS:
+                print(f"note: column '{name}' is read as {MEANINGS[time_format]}")
+        return time_format
+
+    def sole_times(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """Return the same as `times`, for the only column of times: `--time-format` must fit."""
+        times = self.times(name)
+        given = self.source.given.get("time_format")
+        if given and self.source.time_formats.get(name) == ISO:
+            cell = self.column(name).drop_null()[0]
+            what = f"'{cell}' does not have the format '{given}'"
+            where = f"{self.source.path}, column '{name}'"
+            raise UserError(what, where, "correct --time-format, or remove it")
+        return times
 
 
 def encode(column: pa.ChunkedArray) -> tuple[np.ndarray, list[str]]:

@@ -134,7 +134,8 @@ def _dataset(path: Path, file: Any, name: str) -> Any:
             names.append(name)
 
     file.visititems(visit)
-    raise UserError(f"no dataset '{name}'", str(path), f"it has {', '.join(names) or 'none'}")
+    remedy = f"it has {', '.join(names) or 'none'}: name two with --datasets"
+    raise UserError(f"no dataset '{name}'", str(path), remedy)
 
 
 def _offset(dataset: Any) -> int | None:

@@ -15,6 +15,7 @@ from ..engine.runs import find_run
 from ..prepare.splits import add_input
 from .evaluate import (
     add_flags,
+    choose_split,
     collected,
     new_loader,
     open_run,
@@ -38,6 +39,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     """Write `prediction` and `target` (n, P), `date` and `ticker` (n,), and `horizons` (P,)."""
+    choose_split(arguments, bool(arguments.input))
     folder = find_run(arguments.run)
     output = output_path(arguments.output, folder / "predictions.npz", ".npz", ".csv")
     settings = load(folder / "config.resolved.yaml")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from bisect import bisect
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from ..prepare.tables import Block, Source
 
     Stocks = dict[str, Stock]
+    Piece = tuple[np.ndarray, np.ndarray, list[str], dict[str, str]]
 
 Flags = dict[str, Any]
 """How files are written: delimiter, decimal mark, encoding and so on, by the name of the flag."""
@@ -29,6 +31,10 @@ ROW = [("date", "i8"), ("prices", "f8", (4,)), ("adjusted", "f8"), ("volume", "f
 # Other names of columns, in lower case without spaces and underscores.
 NAMES = {"symbol": "ticker", "adjclose": "adjusted", "adjustedclose": "adjusted"}
 GAPS = ("na", "NA", "nan", "NaN", "null", "NULL", "None")
+# Usual ratios of shares after a split to shares before it.
+SPLITS = {"3:2": 1.5, **{f"{count}:1": float(count) for count in (*range(2, 11), 15, 20, 25, 50)}}
+CLOSE = 0.04  # the price may differ by this fraction from that of a split
+SHOWN = 5  # splits that are printed
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -104,6 +110,10 @@ def fill(writer: StoreWriter, plan: Plan, arguments: argparse.Namespace) -> None
     num_stocks = len(stocks)
     stocks = long_enough(stocks, plan.window, path)
     notes[f"stocks left out: fewer than {plan.window} days"] = num_stocks - len(stocks)
+    most = max(len(stocks) - 1, 1)
+    if plan.neighbors > most:
+        notes["--neighbors, limited by the number of stocks"] = most
+        plan = plan._replace(neighbors=most)
 
     arrays = panel(writer, stocks, plan)
     ahead = max(plan.horizons)
@@ -194,11 +204,11 @@ def long_enough(stocks: Stocks, window: int, path: Path) -> Stocks:
     return kept
 
 
-def read_prices(source: Source) -> Iterator[tuple[np.ndarray, np.ndarray, list[str]]]:
+def read_prices(source: Source) -> Iterator[Piece]:
     """Yield a table of prices in pieces: rows (n,), indices (n,) of their tickers, and tickers.
 
-    Without a column `ticker`, the name of the file is the ticker. If any price is missing, the
-    adjusted price becomes missing, too.
+    The last element maps known names to columns. Without a column `ticker`, the name of the file is
+    the ticker. If any price is missing, the adjusted price becomes missing, too.
     """
     import numpy as np
 
@@ -220,7 +230,7 @@ def read_prices(source: Source) -> Iterator[tuple[np.ndarray, np.ndarray, list[s
             rows = as_rows(date, values, piece)
             check(rows, source.path, block.first + first)
             rows["adjusted"][np.isnan(rows["prices"]).any(1)] = np.nan
-            yield rows, places[piece], tickers
+            yield rows, places[piece], tickers, column
 
 
 def find_columns(written: list[str], path: Path) -> dict[str, str]:
@@ -275,7 +285,7 @@ def as_rows(date: np.ndarray, values: dict[str, np.ndarray], piece: slice) -> np
 
 def dates(block: Block, name: str) -> np.ndarray:
     """Return days since 1970 (rows,). Raises `UserError`, with the row, for an invalid date."""
-    seconds, is_known = block.times(name)
+    seconds, is_known = block.sole_times(name)
     is_date = is_known & (seconds % 86400 == 0)
     if not is_date.all():
         row = int(is_date.argmin())
@@ -333,11 +343,47 @@ def read_stocks(
         stock = sorted_stock(stored, order)
         if stock is not None:
             stocks[name] = stock
+    note_closes(stocks, reading)
     notes = {
         "rows left out: a price is missing": reading.num_halted,
         "rows without a volume, treated as the usual volume": reading.num_without_volume,
     }
     return stocks, notes
+
+
+def note_closes(stocks: Stocks, reading: Reading) -> None:
+    """Print the columns of the returns, and the days that look like a split of shares."""
+    closes = Counter[str]()
+    splits = []
+    for name, stock in stocks.items():
+        number = reading.tickers[name]
+        closes[reading.closes[number]] += 1
+        if number not in reading.adjusted:
+            splits += split_days_of(name, stock)
+    columns = [f"column '{close}' ({count} stocks)" for close, count in closes.items()]
+    print(f"{'returns from:':14}{', '.join(columns)}")
+    if splits:
+        what = f"days on which the price changes as in a split of shares: {len(splits):,}"
+        print(f"{'note:':14}{what}; add adjusted closes, or returns are wrong")
+    for line in splits[:SHOWN]:
+        print(f"{'':14}{line}")
+
+
+def split_days_of(name: str, stock: Stock) -> list[str]:
+    """Return stock, date and ratio where the price changes overnight as in a split of shares."""
+    import numpy as np
+
+    # The ratio of the last close to the open: 4 after a split of 4:1, 0.1 after one of 1:10.
+    ratios = stock.prices[:-1, 3] / stock.prices[1:, 0]
+    lines = []
+    for row in np.flatnonzero(np.abs(np.log(ratios)) > np.log(SPLITS["3:2"]) - CLOSE):
+        size = max(ratios[row], 1 / ratios[row])
+        likely = min(SPLITS, key=lambda split: abs(SPLITS[split] / size - 1))
+        if abs(SPLITS[likely] / size - 1) <= CLOSE:
+            before, after = likely.split(":")
+            split = likely if ratios[row] > 1 else f"{after}:{before}"
+            lines.append(f"{name}, {stock.dates[row + 1]}, {split}")
+    return lines
 
 
 class Reading:
@@ -348,6 +394,8 @@ class Reading:
         self.flags = flags
         self.written = known  # how the last file was written
         self.tickers: dict[str, int] = {}  # numbered in order of appearance
+        self.closes: dict[int, str] = {}  # the column of the returns of each ticker
+        self.adjusted: set[int] = set()  # tickers whose closes are adjusted
         self.starts = [0]  # the first row of each file, and the end of the last
         self.num_halted = 0
         self.num_without_volume = 0
@@ -361,8 +409,12 @@ class Reading:
             num_earlier = len(self.tickers)
             self.starts.append(self.starts[-1])
             source = Source(file, ("",), self.flags, self.written)
-            for rows, places, names in read_prices(source):
+            for rows, places, names, column in read_prices(source):
                 numbers = self._numbers(names, num_earlier, file)
+                close = column.get("adjusted", column["close"])
+                self.closes |= dict.fromkeys(numbers.tolist(), close)
+                if "adjusted" in column:
+                    self.adjusted.update(numbers.tolist())
                 self._write(rows, numbers[places])
             self.written = source.written
 

@@ -23,7 +23,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     spread = "0 always takes the most likely token, 1 samples from the model (default: 0.8)"
     add("--temperature", type=float, default=0.8, metavar="X", help=spread)
     likeliest = "sample only from the N most likely tokens (default: all)"
-    add("--top-k", type=int, default=0, metavar="N", help=likeliest)
+    add("--top-k", type=int, metavar="N", help=likeliest)
     add("--seed", type=int, default=0, metavar="N", help="seed of the sampling (default: 0)")
     add(
         "--run", type=typed_run, metavar="RUN", help="name or path of the run (default: the newest)"
@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     given = torch.tensor([prompt], device=project.device)
     with torch.inference_mode(), project.precision.autocast():
         tokens = project.model.generate(
-            given, arguments.tokens, arguments.temperature, arguments.top_k, arguments.seed
+            given, arguments.tokens, arguments.temperature, arguments.top_k or 0, arguments.seed
         )
     added = tokens[0, len(prompt) :].tolist()
     if tokenizer.end in added:
@@ -68,10 +68,13 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
 
 def check(arguments: argparse.Namespace) -> None:
     """Raise `UserError` for numbers that are out of range."""
-    numbers = {"tokens": arguments.tokens, "top-k": arguments.top_k, "seed": arguments.seed}
+    numbers = {"tokens": arguments.tokens, "seed": arguments.seed}
     for name, value in numbers.items():
         if value < 0:
             raise UserError(f"negative number {value}", f"--{name}", "use 0 or more")
+    if arguments.top_k is not None and arguments.top_k < 1:
+        remedy = "use 1 or more, or remove the flag to sample from all tokens"
+        raise UserError(f"no token is among the {arguments.top_k} most likely", "--top-k", remedy)
     temperature = arguments.temperature
     if not (temperature == 0 or COLDEST <= temperature < float("inf")):
         remedy = f"use 0, or {COLDEST} or more"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..engine.errors import UserError
 from ..engine.runs import find_run, typed_path
 from ..texts import check_text, has_rows, lines, rows
-from .evaluate import add_flags, new_loader, open_run, output_path, write_output
+from .evaluate import add_flags, choose_split, new_loader, open_run, output_path, write_output
 
 if TYPE_CHECKING:
     from ..engine.interfaces import Batch
@@ -60,6 +60,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     """Write a line with source and prediction for each pair, and with target for a split."""
+    choose_split(arguments, bool(arguments.input) or arguments.text is not None)
     folder = find_run(arguments.run)
     output = output_path(arguments.output, folder / "predictions.tsv", ".tsv", ".jsonl")
     if arguments.beams < 1 or arguments.max_tokens < 0:

@@ -12,6 +12,7 @@ from ..engine.runs import find_run
 from ..prepare.splits import add_input
 from .evaluate import (
     add_flags,
+    choose_split,
     collected,
     new_loader,
     open_run,
@@ -37,6 +38,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     In a .npz file, classes are numbers, with `probability` (N, K) and the names `classes`. In a CSV
     file, classes are names.
     """
+    choose_split(arguments, bool(arguments.input))
     folder = find_run(arguments.run)
     output = output_path(arguments.output, folder / "predictions.npz", ".npz", ".csv")
     settings = load(folder / "config.resolved.yaml")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .engine.errors import UserError
 from .engine.interfaces import Batch, Rows, Spans
 from .engine.lanes import Lanes
 from .engine.rows import on_device
@@ -34,7 +35,8 @@ class Samples:
 
     A window belongs to the split that contains all its targets. The history of a training window is
     also in the training rows, while later histories reach back across the border. The split
-    `input` has no targets: its last window forecasts the rows after the data.
+    `input` has no targets: its last window forecasts the rows after the data. With `--max-gap`, the
+    array `windows` has the rows of the first targets; the other windows are left out.
     """
 
     training = False  # set by the code that builds the loader
@@ -50,16 +52,33 @@ class Samples:
         self.horizon = facts["horizon"] if split != "input" else 0
         self.first = max(first, facts["reach"])  # row of the first target
         self.count = max(last - self.horizon - self.first + 1, 0)
+        self._rows = None
+        if "windows" in store.arrays:
+            self._rows = self._without_gaps(settings)
+            self.count = len(self._rows)
         self._closed = []
         for frame in self.others:
             self._closed.append(store.arrays[f"{frame['name']}.closed"].rows())
 
+    def _without_gaps(self, settings: Sections | None) -> np.ndarray:
+        """Return the rows of the split's first targets, of windows without a long gap."""
+        if settings and settings.data.order == "lanes":
+            what = "lanes read every window, and --max-gap left some out"
+            raise UserError(what, "data.order", "use another order, or prepare without --max-gap")
+        rows = self.store.arrays["windows"].rows()
+        first, last = np.searchsorted(rows, [self.first, self.first + self.count])
+        return rows[first:last]
+
     def __len__(self) -> int:
         return self.count
 
+    def first_targets(self, indices: np.ndarray) -> np.ndarray:
+        """Return the row of the first target of each sample."""
+        return indices + self.first if self._rows is None else self._rows[indices]
+
     def spans(self, indices: np.ndarray, epoch: int) -> dict[str, Spans]:
         present = indices >= 0
-        rows = np.where(present, indices + self.first, 0)
+        rows = np.where(present, self.first_targets(indices), 0)
         spans = {self.base["name"]: _window(rows, present, self.base["history"], self.horizon)}
         for frame, closed in zip(self.others, self._closed, strict=True):
             spans[frame["name"]] = _window(closed[rows - 1], present, frame["history"], 0)
@@ -137,15 +156,16 @@ def _error_sums(error: np.ndarray, scale: np.ndarray) -> list[float]:
 def baseline_loss(store: Store, split: str) -> float:
     """Return the loss of repeating the last value, or of the training mean if that is lower."""
     samples = Samples(store, None, split)
-    first = samples.first
-    count = len(samples)
-    rows = _targets(store, first - 1, first + count + samples.horizon - 1)
+    first_targets = samples.first_targets(np.arange(len(samples)))
+    first = first_targets[0] - 1
+    rows = _targets(store, first, first_targets[-1] + samples.horizon)
+    last_known = first_targets - 1 - first
     of_mean = []
     of_last = []
     for ahead in range(1, samples.horizon + 1):
-        target = rows[ahead : ahead + count]
+        target = rows[last_known + ahead]
         of_mean.append(np.square(target).mean())
-        of_last.append(np.square(target - rows[:count]).mean())
+        of_last.append(np.square(target - rows[last_known]).mean())
     return float(min(np.mean(of_mean), np.mean(of_last)))
 
 
@@ -172,10 +192,13 @@ def _regression_batches(store: Store, split: str) -> Iterator[tuple[np.ndarray, 
     samples = Samples(store, None, split)
     history = store.facts["frames"][0]["history"]
     for start in range(0, len(samples), WINDOWS_AT_ONCE):
-        first = samples.first + start
-        count = min(WINDOWS_AT_ONCE, len(samples) - start)
-        rows = _targets(store, first - history, first + count + samples.horizon - 1)
+        indices = np.arange(start, min(start + WINDOWS_AT_ONCE, len(samples)))
+        first_targets = samples.first_targets(indices)
+        first = first_targets[0] - history
+        rows = _targets(store, first, first_targets[-1] + samples.horizon)
         windows = np.lib.stride_tricks.sliding_window_view(rows, history + samples.horizon, 0)
+        if len(windows) > len(indices):
+            windows = windows[first_targets - first_targets[0]]
         last = windows[:, :, history - 1 : history]  # (B, G, 1)
         inputs = np.concatenate([windows[:, :, :history] - last, np.ones_like(last)], 2)
         target = windows[:, :, history:] - last

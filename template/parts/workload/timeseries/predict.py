@@ -11,6 +11,7 @@ from typing import Any
 from ..engine.runs import find_run
 from .evaluate import (
     add_flags,
+    choose_split,
     collected,
     new_loader,
     open_run,
@@ -34,6 +35,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     """
     import numpy as np
 
+    choose_split(arguments, bool(arguments.input))
     folder = find_run(arguments.run)
     output = output_path(arguments.output, folder / "predictions.npz", ".npz")
     settings = load(folder / "config.resolved.yaml")
@@ -49,7 +51,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
         index = windows.pop("index")
         if "time" in samples.store.arrays:
             times = samples.store.arrays["time"].rows()
-            windows["time"] = times[samples.first - 1 + index]
+            windows["time"] = times[samples.first_targets(index) - 1]
             facts = samples.store.facts
             windows["columns"] = np.array(facts["columns"])[facts["targets"]]
     write_output(output, windows)

@@ -39,6 +39,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     text = "fill empty cells with the last known value; they are an error otherwise"
     add("--fill", choices=["last"], help=text)
 
+    text = (
+        "leave out windows across a longer gap in time, such as M30, H2 or D1 (default: windows "
+        "run across gaps)"
+    )
+    add("--max-gap", metavar="NAME", help=text)
     text = "time frames to resample to, finest first, such as M1,M5,M15,H1,H4 (default: rows)"
     add("--frames", default="rows", metavar="NAMES", help=text)
     text = (
@@ -58,6 +63,9 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     if arguments.horizon < 1:
         what = f"the horizon cannot be {arguments.horizon}"
         raise UserError(what, "--horizon", "use at least 1 row")
+    if arguments.max_gap and arguments.time_column == "none":
+        what = "rows without times have no gaps"
+        raise UserError(what, f"--max-gap {arguments.max_gap}", "remove the flag")
     source = Source(Path(arguments.input), EMPTY, vars(arguments))
     with destination(load().data.path, arguments.dry_run) as folder:
         with StoreWriter(folder, WORKLOAD) as writer:
@@ -85,17 +93,21 @@ def fill(
     frames = make_frames(series, names, histories, rules)
     wanted = arguments.targets.split(",") if arguments.targets else columns
     targets = [place_of(name.strip(), columns, source.path) for name in wanted]
+    if len(set(targets)) < len(targets):
+        remedy = "name each column once"
+        raise UserError("a column is named twice", f"--targets {arguments.targets}", remedy)
 
     splits = borders(arguments.split, len(frames[0].bars))
     where = f"--split {arguments.split}"
     facts, lines = describe(frames, splits, targets, arguments.horizon, where)
-    write_frames(writer, frames, splits, facts)
+    write_frames(writer, frames, splits, facts, arguments.max_gap)
     writer.source |= {
         "file": source.path.name,
         "rows": len(series),
         "split": arguments.split,
         "aggregate": rules,
         "fill": arguments.fill,
+        "max_gap": arguments.max_gap,
         **source.written,
     }
     return frames, lines
@@ -159,11 +171,11 @@ def new_store(path: Path, flags: dict[str, Any], trained: Store, folder: Path) -
     with StoreWriter(folder, trained.workload) as writer:
         time = origin.get("time_column")
         gaps = origin.get("fill", "last")  # data of older versions do not say
-        series = read_series(writer, source, time, [], gaps, facts["columns"])
+        step = facts["frames"][0]["step"]
+        series = read_series(writer, source, time, [], gaps, facts["columns"], step)
         frames = make_frames(series, names, histories, origin.get("aggregate", {}))
         base = frames[0].bars
-        step = facts["frames"][0]["step"]
         if base.step != step:
             what = f"rows are {base.step} s apart, but {step} s in the training data"
             raise UserError(what, str(path), "provide data with the same step")
-        write_frames(writer, frames, {"input": [0, len(base)]}, facts)
+        write_frames(writer, frames, {"input": [0, len(base)]}, facts, origin.get("max_gap"))

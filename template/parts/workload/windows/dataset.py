@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 WINDOWS_AT_ONCE = 1024
 BLOCK_BYTES = 64 << 20  # read into memory at a time
 HALVES = ("float16", "bfloat16")
+LARGEST = np.finfo(np.float32).max
 METRICS = ("mse", "mae", "mse_original", "mae_original")
 
 
@@ -129,7 +130,8 @@ def check_values(array: Array, border: int) -> dict[str, list[float]]:
     scaler = Scaler(array.shape[-1])
     rounding = Scaler(array.shape[-1])
     for first, values in _blocks(array, "checking"):
-        _check_finite(array, first, values)
+        if not (np.abs(values) <= LARGEST).all():
+            raise _not_finite(array)
         if first < border:
             rows = values[: border - first].reshape(-1, array.shape[-1])
             scaler.add(rows)
@@ -143,13 +145,22 @@ def check_values(array: Array, border: int) -> dict[str, list[float]]:
     return {"mean": mean.tolist(), "std": std.tolist()}
 
 
-def _check_finite(array: Array, first: int, values: np.ndarray) -> None:
-    """Raise `UserError` for a value that is not finite; `first` is the row of the first value."""
-    is_finite = np.isfinite(values)
-    if not is_finite.all():
-        row = first + int(np.argwhere(~is_finite)[0, 0])
-        remedy = "fix it, or remove the row"
-        raise UserError("a value is not finite", place_in(array, row), remedy)
+def _not_finite(array: Array) -> UserError:
+    """Count the values that are not finite in float32; return an error with the first's place."""
+    count = 0
+    row = array.shape[0]
+    columns = np.zeros(array.shape[-1], int)
+    for first, values in _blocks(array, "counting"):
+        is_wrong = ~(np.abs(values) <= LARGEST)
+        places = np.argwhere(is_wrong)
+        if len(places) and not count:
+            row = first + int(places[0, 0])
+        count += len(places)
+        columns += is_wrong.reshape(-1, len(columns)).sum(0)
+    names = ", ".join(map(str, np.flatnonzero(columns)))
+    what = f"as float32, {count:,} values in columns {names} are not finite"
+    remedy = "fix them, or remove their rows; this is the first of them"
+    return UserError(what, place_in(array, row), remedy)
 
 
 def _check_rounding(array: Array, is_rounded: np.ndarray) -> None:

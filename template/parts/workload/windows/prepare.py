@@ -48,6 +48,8 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     purge = arguments.purge
     if purge is None:
         purge = overlap(features, targets, step)
+    if purge < 0:
+        raise UserError(f"{purge} windows cannot be left out", "--purge", "use 0 or more")
     splits = purged_borders(arguments.split, features.shape[0], purge)
 
     source = {
@@ -105,7 +107,10 @@ def arrays_of(path: Path, names: list[str]) -> list[Array]:
         shape = datasets[name].shape
         if len(shape) != axes.count(",") + 1:
             where = f"{path}, dataset '{name}'"
-            raise UserError(f"shape {shape} where {axes} is expected", where, "check --datasets")
+            remedy = "check --datasets"
+            if len(shape) == 1:
+                remedy = f"write it as (N, 1), such as {role}[:, None], or check --datasets"
+            raise UserError(f"shape {shape} where {axes} is expected", where, remedy)
         arrays.append(replace(datasets[name], name=role))
     return arrays
 

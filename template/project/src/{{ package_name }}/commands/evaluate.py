@@ -162,8 +162,17 @@ def load_weights(folder: Path, project: Project, which: str, weights: str) -> in
 def add_flags(parser: argparse.ArgumentParser, endings: str, default: str) -> None:
     """Add `--output` and the flags of `evaluate`, for a command that writes predictions."""
     arguments(parser)
+    parser.set_defaults(split=None)  # so that `choose_split` knows whether it was given
     meaning = f"file to write, {endings} (default: {default} in the run's folder)"
     parser.add_argument("--output", type=typed_path, metavar="FILE", help=meaning)
+
+
+def choose_split(arguments: argparse.Namespace, has_new_data: bool) -> None:
+    """Set the default of `--split`. Raises `UserError` if it is given next to new data."""
+    if arguments.split and has_new_data:
+        what = "new data belong to no split"
+        raise UserError(what, f"--split {arguments.split}", "remove it, or the new data")
+    arguments.split = arguments.split or "test"
 
 
 def output_path(output: str | None, default: Path, *endings: str) -> Path:

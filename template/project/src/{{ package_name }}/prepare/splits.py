@@ -136,7 +136,10 @@ def add_input(parser: argparse.ArgumentParser, title: str, required: bool = True
     add("--encoding", metavar="NAME", help=text)
     text = "text of a missing cell, such as `?`, in addition to empty cells; repeatable"
     add("--missing", action="append", metavar="TEXT", help=text)
-    text = "format of times, such as %%d.%%m.%%Y (default: ISO 8601, or detected in the first rows)"
+    text = (
+        "format of times, such as %%d.%%m.%%Y, or the unit of whole numbers: s, ms, us or ns "
+        "(default: ISO 8601, or detected in the first rows)"
+    )
     add("--time-format", metavar="FORMAT", help=text)
     if required:
         add_dry_run(parser)

@@ -1,0 +1,423 @@
+"""Series, prices and windows as people have them: jittered times, gaps, whole numbers as times,
+splits of shares. Nothing is taken for something else in silence."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+import stocks
+from made_up import contents, lines, prepare, prepared, store, values, written
+from running import one_error
+from workload import Workload
+
+SERIES = Workload("timeseries")
+WINDOWS = Workload("windows")
+LLM = Workload("llm")
+QUARTER = 900
+START = np.datetime64("2024-01-01T00:00:00")
+GRID = START + QUARTER * np.arange(1000)
+SMALL = ("--model.width", "8", "--training.max_steps", "6", "--evaluation.every_steps", "6")
+
+
+def jittered(seed: int = 0, most: int = 40) -> np.ndarray:
+    return GRID + np.random.default_rng(seed).integers(-most, most + 1, len(GRID))
+
+
+def series(times: Any, **others: Any) -> str:
+    """Rows of these times, whose values are random, and `others`."""
+    table = {"date": list(times), "a": values(len(times))[:, 0].tolist()}
+    return lines(table | {name: list(cells) for name, cells in others.items()})
+
+
+def of_split(folder: Path, split: str) -> list[Any]:
+    """Every window of a split, one by one."""
+    flags = ("--data.order", "time", "--data.batch_size", "1")
+    return SERIES.batches(store(folder, "timeseries"), split, *flags)
+
+
+# ---- times around a grid -------------------------------------------------------------------------
+
+
+def test_a_grid_with_jitter_is_that_grid(tmp_path):
+    flags = "--frames M15,H1"
+    out = prepared(tmp_path / "odd", "timeseries", series(jittered()), flags).out
+    assert "times are up to 40 s off a grid of 900 s" in out
+    assert "gaps" not in out
+    exact = prepared(tmp_path / "exact", "timeseries", series(GRID), flags).out
+    assert "grid" not in exact
+    bars = [contents(tmp_path / name, "timeseries")["H1"] for name in ("odd", "exact")]
+    rows = min(map(len, bars))
+    assert abs(len(bars[1]) - len(bars[0])) <= 4  # bytes: the last bar may close later
+    assert bars[0][:rows] == bars[1][:rows]
+
+
+@pytest.mark.parametrize("frames", ["M15,H1", "M30,H1,H4"])
+@pytest.mark.parametrize("seed", range(3))
+def test_no_window_sees_an_open_bar_of_jittered_times(frames, seed, tmp_path):
+    """A value is the number of the last row in it: no frame knows a later one than the first."""
+    times = jittered(seed, most=90)
+    times[12:500:20] -= 700  # beyond the tolerance, into the bar before
+    times[500::50] += 700
+    content = lines({"date": list(times), "row": list(range(len(times)))})
+    prepared(tmp_path, "timeseries", content, f"--frames {frames} --horizon 1")
+    names = frames.split(",")
+    for window in of_split(tmp_path, "train") + of_split(tmp_path, "validation"):
+        known = window[names[0]].max()
+        assert known < window["target"].min()
+        for name in names[1:]:
+            assert window[name].max() <= known
+        assert window[names[1]].max() >= known - 8  # and no bar is forgotten
+
+
+def test_gaps_between_jittered_times_are_those_of_missing_rows(tmp_path):
+    times = np.delete(jittered(), range(400, 440))
+    assert (
+        "gaps in time: 1, the longest of 41 steps"
+        in prepared(tmp_path, "timeseries", series(times)).out
+    )
+
+
+@pytest.mark.parametrize("rows", [2, 30])
+def test_new_rows_are_on_the_grid_of_the_training_data(rows, tmp_path):
+    history = rows if rows == 2 else 24
+    prepared(tmp_path, "timeseries", series(jittered()), f"--history {history}")
+    SERIES.done("train", *SMALL, cwd=tmp_path)
+    written(tmp_path, series(jittered(seed=7)[:rows]), "new.csv")
+    assert len(SERIES.predicted(tmp_path, "--input", "new.csv")["time"]) == rows - history + 1
+
+
+# ---- windows across gaps -------------------------------------------------------------------------
+
+GAPS = np.delete(GRID, [*range(300, 310), *range(600, 602), *range(800, 840), *range(950, 960)])
+
+
+def crosses(times: np.ndarray, first: int, last: int, longest: int) -> bool:
+    return bool((np.diff(times[first:last]).astype(int) > longest).any())
+
+
+@pytest.mark.parametrize("jitter", [0, 40])
+def test_windows_across_a_longer_gap_are_left_out_of_each_split(jitter, tmp_path):
+    """Their values are the numbers of their rows."""
+    times = GAPS + np.random.default_rng(0).integers(-jitter, jitter + 1, len(GAPS))
+    content = lines({"date": list(times), "row": list(range(len(times)))})
+    flags = "--max-gap H1 --split 700,100,138"
+    out = prepared(tmp_path, "timeseries", content, flags).out
+    borders = store(tmp_path, "timeseries").splits
+    counts = []
+    for split, (first, last) in borders.items():
+        expected = []
+        for row in range(max(first, 24), last - 6 + 1):
+            if not crosses(times, row - 24, row + 6, 3600 + 180):
+                expected.append(row)
+        read = of_split(tmp_path, split)
+        assert [int(window["target"][0, 0, 0]) for window in read] == expected
+        for window in read:
+            rows = [*window["rows"][0, :, 0].tolist(), *window["target"][0, :, 0].tolist()]
+            assert np.diff(rows).tolist() == [1] * 29
+        counts.append(f"{len(expected)} {split}")
+    assert f"windows:    {', '.join(counts)}" in out
+    assert "windows left out, across gaps longer than H1: 87" in out
+
+
+def test_a_run_without_windows_across_gaps_trains_evaluates_and_forecasts(tmp_path):
+    prepared(tmp_path, "timeseries", series(GAPS), "--max-gap H1 --split 700,100,138")
+    SERIES.done("train", *SMALL, cwd=tmp_path)
+    evaluation = SERIES.evaluated(tmp_path)
+    forecast = SERIES.predicted(tmp_path)
+    table = values(len(GAPS))[:, 0].astype(np.float32)
+    seconds = GAPS.astype(np.int64)
+    rows = np.searchsorted(seconds, forecast["time"])
+    targets = np.stack([table[row + 1 : row + 7] for row in rows])
+    np.testing.assert_array_equal(forecast["target"][..., 0], targets)
+    std = store(tmp_path, "timeseries").facts["target_std"][0][0]
+    error = np.square(targets - table[rows][:, None]).mean() / std**2
+    repeated = evaluation["baselines"]["repeat_last"]["mse"]
+    assert repeated == pytest.approx(error, rel=1e-4)
+
+    written(tmp_path, series(GAPS[200:400]), "new.csv")
+    new = SERIES.predicted(tmp_path, "--input", "new.csv")["time"]
+    expected = [*seconds[200 + 23 : 300], *seconds[300 + 23 : 400]]
+    assert new.tolist() == expected
+    written(tmp_path, series(GAPS[290:310]), "new.csv")
+    one_error(SERIES.run("predict", "--input", "new.csv", cwd=tmp_path), "shorter than a history")
+    written(tmp_path, series(GAPS[285:315]), "new.csv")
+    says = "each window .*longer gap: --max-gap H1"
+    one_error(SERIES.run("predict", "--input", "new.csv", cwd=tmp_path), says)
+    lanes = ("--data.order", "lanes")
+    one_error(SERIES.run("train", *SMALL, *lanes, cwd=tmp_path), "lanes .*--max-gap.*data.order")
+
+
+def test_a_gap_that_is_allowed_changes_no_sample(tmp_path):
+    batches = []
+    for name, flags in (("plain", ""), ("allowed", "--max-gap D1")):
+        prepared(tmp_path / name, "timeseries", series(GAPS), f"--frames M15,H1 {flags}")
+        batches.append(of_split(tmp_path / name, "train"))
+    for plain, allowed in zip(*batches, strict=True):
+        assert all(plain[name].equal(allowed[name]) for name in plain)
+    assert "windows" not in contents(tmp_path / "plain", "timeseries")
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ("--max-gap 2h", "no time frame '2h': --max-gap"),
+        ("--max-gap M5", "300 s is less than the distance of rows, 900 s: --max-gap M5"),
+        ("--max-gap H1 --time-column none --drop date", "rows without times have no gaps"),
+        ("--max-gap M15 --history 290", "each window of the split validation .*--max-gap M15"),
+    ],
+)
+def test_a_limit_of_gaps_that_cannot_be_is_one_line(flags, says, tmp_path):
+    path = written(tmp_path, series(GAPS))
+    one_error(prepare(tmp_path, "timeseries", path, flags), says)
+    assert not (tmp_path / "data" / "manifest.json").exists()
+
+
+# ---- whole numbers as times ----------------------------------------------------------------------
+
+UNITS = {"s": None, "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
+
+
+def tables(table: dict[str, Any], folder: Path) -> Iterator[str]:
+    """The same as a CSV and as a Parquet file; their names."""
+    yield written(folder, lines({name: list(cells) for name, cells in table.items()}))
+    pyarrow.parquet.write_table(pa.table(table), folder / "table.parquet")
+    yield "table.parquet"
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_the_unit_of_whole_numbers_is_found_by_their_size(unit, tmp_path):
+    numbers = GRID.astype(f"M8[{unit}]").astype(np.int64)
+    prepared(tmp_path, "timeseries", series(GRID), "--frames M15,H1")
+    expected = contents(tmp_path, "timeseries")
+    table = {"date": numbers, "a": values(len(GRID))[:, 0]}
+    for path in tables(table, tmp_path):
+        for given in ("", f" --time-format {unit}"):
+            result = prepare(tmp_path, "timeseries", path, f"--frames M15,H1{given}")
+            said = re.search("note: column 'date' is read as (.+) since 1970", result.out)
+            assert (said and said[1]) == (None if given else UNITS[unit])
+            assert contents(tmp_path, "timeseries") == expected
+    if unit == "ms":
+        SERIES.done("train", *SMALL, cwd=tmp_path)
+        written(tmp_path, series(numbers[:100]), "new.csv")
+        forecast = SERIES.predicted(tmp_path, "--input", "new.csv")
+        assert forecast["time"][-1] == GRID[99].astype(np.int64)
+
+
+def test_years_are_years_and_other_numbers_count(tmp_path):
+    years = np.arange(1700, 2024)
+    for path in tables({"year": years, "a": values(324)[:, 0]}, tmp_path):
+        result = prepare(tmp_path, "timeseries", path)
+        assert "note: column 'year' is read as years" in result.out
+        assert "gaps" not in result.out
+        times = store(tmp_path, "timeseries").arrays["time"].rows()
+        assert times[0] == np.datetime64("1700-01-01", "s").astype(np.int64)
+        assert times[-1] == np.datetime64("2023-01-01", "s").astype(np.int64)
+    for numbers in (range(1200, 2200), range(199001, 199100)):
+        assert "years" not in prepared(tmp_path, "timeseries", series(numbers)).out
+
+
+def test_years_with_months_are_months(tmp_path):
+    months = [f"{1990 + row // 12}{row % 12 + 1:02}" for row in range(300)]
+    out = prepared(tmp_path, "timeseries", series(months)).out
+    assert "column 'date' is read as years and months" in out
+    assert "gaps" not in out
+    times = store(tmp_path, "timeseries").arrays["time"].rows().astype("M8[s]")
+    assert [str(time)[:10] for time in times[[0, -1]]] == ["1990-01-01", "2014-12-01"]
+
+
+BAD_TIMES = {
+    "a format without a month": (series(GRID[::96]), "%Y/%d", "'2024-01-01.* '%Y/%d': table.csv"),
+    "a format of nothing": (series(GRID), "hourly", "does not have the format 'hourly'"),
+    "a text among milliseconds": (
+        series([*GRID[:70].astype("M8[ms]").astype(int), "soon", 1_800_000_000_000]),
+        "ms",
+        "'soon' is not a time: .*row 71",
+    ),
+    "milliseconds, then seconds": (
+        series([*(GRID[:99].astype(int) * 1000), 1_800_000_000]),
+        "ms",
+        "time goes back",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD_TIMES)
+def test_times_without_the_format_that_is_given_are_one_line(name, tmp_path):
+    content, time_format, says = BAD_TIMES[name]
+    path = written(tmp_path, content)
+    flags = f"--history 4 --horizon 1 --time-format {time_format}"
+    one_error(prepare(tmp_path, "timeseries", path, flags), says)
+
+
+# ---- columns -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first", [[row / 2 for row in range(1000)], list(range(1000))])
+def test_a_time_in_another_column_is_named(first, tmp_path):
+    table = {"a": first, "b": values()[:, 0], "when": GRID}
+    for path in tables(table, tmp_path):
+        says = "'a' is taken for the time of a row, but column 'when' has times: .*--time-column 'when'"
+        one_error(prepare(tmp_path, "timeseries", path), says)
+        assert prepare(tmp_path, "timeseries", path, "--time-column when").code == 0
+    twice = {"start": GRID, "end": GRID + QUARTER, "b": values()[:, 0]}
+    for path in tables(twice, tmp_path):
+        one_error(prepare(tmp_path, "timeseries", path), "column 'end' has times: .*--drop 'end'")
+
+
+def test_a_column_that_counts_rows_is_said(tmp_path):
+    count = np.arange(70_000)
+    almost = count.copy()
+    almost[69_000] += 1  # beyond the first block of rows
+    times = START + 60 * count
+    content = lines({"date": list(times), "id": list(count + 1), "b": list(almost)})
+    out = prepared(tmp_path, "timeseries", content).out
+    assert "note: column 'id' counts the rows, and is an input: --drop 'id' leaves it out" in out
+    assert "column 'b'" not in out
+
+
+def test_a_target_twice_is_one_line(tmp_path):
+    path = written(tmp_path, series(GRID))
+    one_error(prepare(tmp_path, "timeseries", path, "--targets a,a"), "twice: --targets a,a")
+
+
+# ---- prices --------------------------------------------------------------------------------------
+
+
+def with_splits() -> stocks.Table:
+    """Each price of three stocks changes on one day."""
+    table = stocks.prices()
+    for name, day, ratio in (("ant", 100, 4.0), ("bee", 60, 0.1), ("cat", 33, 1.5)):
+        table[name][day:, :4] /= ratio
+    return table
+
+
+def adjusted(table: stocks.Table) -> dict[str, str]:
+    """The same files with the closes before the splits were made."""
+    files = {}
+    for name, plain in stocks.prices().items():
+        rows = stocks.csv_lines(table[name]).splitlines()[1:]
+        cells = [f"{row},{close:.6f}\n" for row, close in zip(rows, plain[:, 3], strict=True)]
+        files[name] = stocks.HEADER.strip() + ",Adj Close\n" + "".join(cells)
+    return files
+
+
+def test_days_that_look_like_splits_are_named_if_no_close_is_adjusted(tmp_path):
+    table = with_splits()
+    stocks.write_folder(tmp_path / "plain/prices", table)
+    out = stocks.prepare(tmp_path / "plain").out
+    assert "returns from: column 'close' (8 stocks)" in out
+    assert "as in a split of shares: 3;" in out
+    dates = stocks.dates(220)
+    for line in (f"ant, {dates[100]}, 4:1", f"bee, {dates[60]}, 1:10", f"cat, {dates[33]}, 3:2"):
+        assert re.search(f"^ +{line}$", out, re.MULTILINE), (line, out)
+
+    files = adjusted(table)
+    stocks.write_folder(tmp_path / "adjusted/prices", table, **files)
+    out = stocks.prepare(tmp_path / "adjusted").out
+    assert "returns from: column 'Adj Close' (8 stocks)" in out
+    assert "split of shares" not in out
+    files.pop("ant")
+    stocks.write_folder(tmp_path / "some/prices", table, **files)
+    out = stocks.prepare(tmp_path / "some").out
+    assert "returns from: column 'close' (1 stocks), column 'Adj Close' (7 stocks)" in out
+    assert "as in a split of shares: 1;" in out
+
+
+def test_prices_without_splits_have_no_such_note(tmp_path):
+    stocks.write_folder(tmp_path / "prices")
+    assert "split of shares" not in stocks.prepare(tmp_path).out
+
+
+def test_more_neighbours_than_stocks_are_as_many_as_there_are(tmp_path):
+    stocks.write_folder(tmp_path / "prices")
+    flags = ("--neighbors", "100")
+    assert "--neighbors, limited by the number of stocks: 7" in stocks.prepare(tmp_path, *flags).out
+    assert stocks.store(tmp_path).facts["neighbors"] == 7
+
+
+def test_dates_in_milliseconds_are_days(tmp_path):
+    stocks.write_folder(tmp_path / "prices")
+    stocks.prepare(tmp_path)
+    expected = stocks.store(tmp_path).fingerprint
+    for path in (tmp_path / "prices").iterdir():
+        rows = [line.partition(",") for line in path.read_text().splitlines()[1:]]
+        cells = [np.datetime64(date, "ms").astype(int) for date, _, _ in rows]
+        content = [f"{cell},{row[2]}\n" for cell, row in zip(cells, rows, strict=True)]
+        path.write_text(stocks.HEADER + "".join(content))
+    assert "column 'date' is read as milliseconds since 1970" in stocks.prepare(tmp_path).out
+    assert stocks.store(tmp_path).fingerprint == expected
+
+
+# ---- files of windows ----------------------------------------------------------------------------
+
+FEATURES = np.random.default_rng(0).normal(size=(400, 16, 3))
+TARGETS = np.random.default_rng(1).normal(size=(400, 2))
+
+
+def with_nan(values: np.ndarray, *places: tuple[int, ...]) -> np.ndarray:
+    values = values.copy()
+    for place in places:
+        values[place] = np.nan
+    return values
+
+
+# name: datasets, the error, flags
+BAD_WINDOWS: dict[str, tuple[dict[str, np.ndarray], str, str]] = {
+    "not finite": (
+        {"features": with_nan(FEATURES, (7, 3, 2), (7, 4, 2), (300, 0, 0)), "targets": TARGETS},
+        "3 values in columns 0, 2 are not finite: windows.h5, features rows 7 to 7: .*the first",
+        "",
+    ),
+    "not finite targets": (
+        {"features": FEATURES, "targets": with_nan(TARGETS, (9, 1))},
+        "1 values in columns 1 are not finite: windows.h5, targets rows 9 to 9",
+        "",
+    ),
+    "beyond float32": (
+        {"features": FEATURES, "targets": TARGETS * np.where(TARGETS > 2, 1e39, 1)},
+        "as float32, .* values in columns 0, 1 are not finite: windows.h5, targets rows",
+        "--dtype float16",
+    ),
+    "a purge below 0": (
+        {"features": FEATURES, "targets": TARGETS},
+        "-1 windows cannot be left out: --purge: use 0 or more",
+        "--purge -1",
+    ),
+    "other names": ({"X": FEATURES, "y": TARGETS}, "it has X, y: name two with --datasets", ""),
+    "one target": (
+        {"features": FEATURES, "targets": TARGETS[:, 0]},
+        r"shape \(400,\) where \(N, H\) .*'targets': write it as \(N, 1\), .*targets\[:, None\]",
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD_WINDOWS)
+def test_bad_windows_are_one_line_with_the_remedy(name, tmp_path):
+    datasets, says, flags = BAD_WINDOWS[name]
+    with h5py.File(tmp_path / "windows.h5", "w") as file:
+        for name, rows in datasets.items():
+            file[name] = rows
+    words = ("prepare", "--input", "windows.h5", *flags.split())
+    one_error(WINDOWS.run(*words, cwd=tmp_path), says)
+
+
+# ---- flags that contradict each other ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workload", ["timeseries", "windows", "tabular", "graph", "seq2seq"])
+def test_a_split_and_new_data_are_not_predicted_together(workload, tmp_path):
+    words = ("predict", "--split", "validation", "--input", written(tmp_path, "a\n1\n"))
+    result = Workload(workload).run(*words, cwd=tmp_path)
+    one_error(result, "new data belong to no split: --split validation: remove it")
+
+
+def test_no_most_likely_token_is_one_line(tmp_path):
+    result = LLM.run("generate", "--top-k", "0", cwd=tmp_path)
+    one_error(result, "no token is among the 0 most likely: --top-k: use 1 or more")
