@@ -177,7 +177,7 @@ def test_a_bad_sample_is_named_whatever_the_weights_have_become(
         with torch.no_grad():
             for weight in failed.project.model.parameters():
                 weight.fill_(math.nan)
-    line = str(nonfinite.explain_non_finite(errors.NonFinite(9, 1, (7, 9)), failed))
+    line = str(nonfinite.explain_non_finite(errors.NonFinite("loss", 9, 1, (7, 9)), failed))
     assert re.search(says, line), line
     assert f"training sample {number}: fix that sample" in line
     assert "learning_rate" not in line
@@ -186,7 +186,7 @@ def test_a_bad_sample_is_named_whatever_the_weights_have_become(
 def test_weights_that_broke_are_named_with_few_samples_and_advice(failed):
     with torch.no_grad():
         failed.project.model.head.weight[0, 0] = math.inf
-    line = str(nonfinite.explain_non_finite(errors.NonFinite(9, 0, (8, 9)), failed))
+    line = str(nonfinite.explain_non_finite(errors.NonFinite("loss", 9, 0, (8, 9)), failed))
     assert "the loss of step 9 is not finite: the samples are fine, 1 of " in line
     assert "such as head.weight: epoch 1, training samples " in line
     assert line.endswith("lower optimizer.learning_rate (0.001)"), line

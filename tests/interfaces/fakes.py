@@ -307,7 +307,9 @@ class Loop:
     def count_waits(self, batches: Any) -> Any:
         return batches
 
-    def add_losses(self, step: int, epoch: int, batches: tuple[int, int], losses: Any) -> None:
+    def add_losses(
+        self, step: int, epoch: int, batches: tuple[int, int], losses: Any, norm: Tensor
+    ) -> None:
         self.noted.append((step, epoch, batches, len(losses)))
         self.losses = losses
 

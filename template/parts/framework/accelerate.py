@@ -106,7 +106,7 @@ def take_step(
     step = run.advance(end)
 
     # log
-    monitor.add_losses(step, epoch, (first, end), losses)
+    monitor.add_losses(step, epoch, (first, end), losses, norm)
     if monitor.due(step):
         monitor.log(step, epoch, norm / total_weight, run.schedule.learning_rate)  # host sync
     run.schedule.set(run.step_of_phase)

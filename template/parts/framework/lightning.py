@@ -126,7 +126,7 @@ class Module(lightning.LightningModule):
         step = run.advance(end)
 
         # log
-        monitor.add_losses(step, epoch, (first, end), self.losses)
+        monitor.add_losses(step, epoch, (first, end), self.losses, norm)
         if monitor.due(step):
             monitor.log(step, epoch, norm / total_weight, run.schedule.learning_rate)  # host sync
         run.schedule.set(run.step_of_phase)

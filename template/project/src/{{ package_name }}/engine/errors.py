@@ -32,10 +32,12 @@ class UserErrors(UserError):
 
 
 class NonFinite(Exception):
-    """A loss that became nan or inf; `epoch`, `batches` (first, last + 1) and `rank` say where."""
+    """A loss or gradient that became nan or inf; `epoch`, `batches` (first, last + 1) and `rank`
+    say where."""
 
-    def __init__(self, step: int, epoch: int, batches: tuple[int, int], rank: int = 0):
-        super().__init__(f"the loss of step {step} is not finite")
+    def __init__(self, what: str, step: int, epoch: int, batches: tuple[int, int], rank: int = 0):
+        super().__init__(f"the {what} of step {step} is not finite")
+        self.what = what  # loss | gradient
         self.step = step
         self.epoch = epoch
         self.batches = batches

@@ -1,4 +1,4 @@
-"""Finds out why a loss became nan or inf: a sample of the step, the weights, or the settings.
+"""Finds out why a loss or a gradient became nan or inf: a sample, the weights, or the settings.
 
 The run has ended by then, so its weights may be changed.
 """
@@ -37,7 +37,9 @@ def explain_non_finite(error: NonFinite, run: Run) -> UserError:
         return UserError(f"{error}: {why}", f"{epoch}, training sample {index}", remedy)
 
     why = "samples and weights are finite, so forward overflows"
-    if broken:
+    if error.what == "gradient":
+        why = "its losses are, so backward overflows, or divides by 0 or takes a root of it"
+    elif broken:
         count = f"{len(broken)} of {len(weights)} weights are not finite"
         why = f"the samples are fine, {count}, such as {broken[0]}"
     order = run.loader.order
@@ -138,3 +140,16 @@ def place(project: Project, name: str, values: torch.Tensor) -> str:
         known = columns[column]
         text += f" ({known.get('name', '') if isinstance(known, dict) else known})"
     return text
+
+
+def names_not_finite(model: Any) -> set[str]:
+    """Return the names of the weights and buffers that have nan or inf (one host sync)."""
+    tensors = {
+        name: own(tensor)
+        for name, tensor in model.state_dict().items()
+        if tensor.is_floating_point()
+    }
+    if not tensors:
+        return set()
+    finite = torch.stack([tensor.isfinite().all() for tensor in tensors.values()]).tolist()
+    return {name for name, is_finite in zip(tensors, finite, strict=True) if not is_finite}

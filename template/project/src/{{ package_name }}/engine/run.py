@@ -13,6 +13,7 @@ from .errors import UserError
 from .evaluation import evaluate, timed
 from .memory import check_rows, dry_run
 from .monitor import Monitor
+from .nonfinite import advice, names_not_finite
 from .optimization import Schedule, freeze_garbage
 from .order import RULE as ORDER_RULE
 from .progress import Hooks, Progress, RankStates
@@ -108,6 +109,8 @@ class Run:
         """
         self._check_one_batch()
         self.project.distributed.on_all_ranks(lambda: self._load(resumed))
+        # A mask in a buffer may be -inf from the start.
+        self.not_finite = names_not_finite(self.project.model)
         self.schedule.set(self.step_of_phase)
         self.first_step = self.progress.step + 1
         self.monitor.start(self.progress.step, self.last_step)
@@ -251,8 +254,9 @@ class Run:
         return self.should_stop or self._is_due(self.settings.checkpoint.every_steps)
 
     def save(self) -> None:
-        """Save, unless a loss is not finite. `NotWritten` is an error at the last step only."""
+        """Save, unless something is not finite. `NotWritten` is an error at the last step only."""
         self.monitor.check()
+        self.project.distributed.on_all_ranks(self._check_state)
         step = self.progress.step
         try:
             _, seconds = timed(lambda: self.checkpoint.save(step, step == self.progress.best_step))
@@ -265,3 +269,11 @@ class Run:
         self.saved_step = step
         self.monitor.exclude(seconds)
         self.monitor.event(step, "checkpoint", seconds=seconds)
+
+    def _check_state(self) -> None:
+        """Raise `UserError` if a weight or a buffer is not finite any more (host sync)."""
+        broken = names_not_finite(self.project.model) - self.not_finite
+        if broken:
+            what = f"{min(broken)} is not finite after step {self.progress.step}, the losses are"
+            remedy = advice(self.settings, self.project.precision.name)
+            raise UserError(what, "model.py", f"look for what changes it; or {remedy}")
