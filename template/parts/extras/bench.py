@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from .. import dataset
 from ..assemble import open_store
-from ..engine.interfaces import Batch, Rows, Spans, require_attributes
+from ..engine.interfaces import Batch, Rows, Spans, check_model
 from ..engine.optimization import make_optimizer
 from ..engine.plugins import discover
 from ..engine.precision import Precision
@@ -133,7 +133,7 @@ class Bench:
         """Return a new model; it and later random numbers come from the run's seed plus `seed`."""
         seed_everything(self.settings.reproducibility.seed + seed)
         model = build_model(self.settings, self.store.facts)
-        require_attributes(("predict", "blocks"), model, f"the model {type(model).__name__}")
+        check_model(model)
         return model
 
     def train(self, model: Any, batches: Iterable[Batch]) -> Iterator[float]:
@@ -219,10 +219,6 @@ def differing(one: dict[str, Tensor], other: dict[str, Tensor]) -> list[str]:
         if not torch.equal(value.nan_to_num(), other[name].nan_to_num()):
             names.append(name)
     return names
-
-
-def kind(tensor: Tensor) -> str:
-    return f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
 
 
 class Calls(TorchFunctionMode):

@@ -16,7 +16,7 @@ from . import model as own_model
 from .engine import optimization
 from .engine.errors import UserError
 from .engine.gpus import Card, resolve_precision, this_card
-from .engine.interfaces import require_attributes
+from .engine.interfaces import check_model
 from .engine.loader import Loader
 from .engine.plugins import discover
 from .engine.precision import Precision, cost_on_cpu
@@ -66,8 +66,9 @@ def assemble(settings: Settings, distributed: Distributed, store: Store) -> Proj
     decided = {"precision": (name, why)}  # by optimization: its state and the reason
 
     all_settings: Any = settings  # with the sections of the workload
-    model: Any = build_model(all_settings, store.facts).to(device)  # 1
-    require_attributes(("predict", "blocks"), model, f"the model {type(model).__name__}")
+    model: Any = build_model(all_settings, store.facts)  # 1
+    check_model(model)
+    model = model.to(device)
     if name == "fp8":  # 2
         decided["fp8"] = convert_to_fp8(model, training.fp8_emulation)
     if training.freeze:  # 3

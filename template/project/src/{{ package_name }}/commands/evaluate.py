@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
         return
 
     metrics = project.finish(sums, split)
-    baselines = project.dataset.baselines(project.store, project.settings, split)
+    baselines = project.baselines(split)
     result = {"split": split, "step": step, "metrics": metrics, "baselines": baselines}
     write_json(folder / "evaluation.json", result)
     tracker = Tracker(folder, project.settings)

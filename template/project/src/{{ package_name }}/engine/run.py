@@ -121,7 +121,10 @@ class Run:
         distributed = self.project.distributed
         loaders = [loader for loader in (self.loader, self.validation) if loader is not None]
         distributed.on_all_ranks(lambda: check_rows(self.project, loaders))
-        total_weight = distributed.on_all_ranks(lambda: dry_run(self.project, self.loader))
+        validation = None if self.trial else self.validation
+        total_weight = distributed.on_all_ranks(
+            lambda: dry_run(self.project, self.loader, validation)
+        )
         self.project.precision.calibrate(max(distributed.gather_objects(total_weight)))
 
     def _load(self, resumed: bool) -> None:
