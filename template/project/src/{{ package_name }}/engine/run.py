@@ -113,7 +113,7 @@ class Run:
         self.not_finite = names_not_finite(self.project.model)
         self.schedule.set(self.step_of_phase)
         self.first_step = self.progress.step + 1
-        self.monitor.start(self.progress.step, self.last_step)
+        self.monitor.start(self.progress, self.last_step)
         self.closing.callback(self.call_hooks, "close")
 
     def _check_one_batch(self) -> None:
@@ -157,7 +157,12 @@ class Run:
     @property
     def is_done(self) -> bool:
         """Whether the phase is complete."""
-        return self.progress.stopped_early or self.progress.step >= self.last_step
+        return self.stops_early or self.progress.step >= self.last_step
+
+    @property
+    def stops_early(self) -> bool:
+        """Whether `evaluation.patience` evaluations had no better loss; a resume may raise it."""
+        return 0 < self.settings.evaluation.patience <= self.progress.without_gain
 
     @property
     def should_stop(self) -> bool:
@@ -222,11 +227,11 @@ class Run:
         if metrics is None:
             return
 
-        patience = self.settings.evaluation.patience
-        is_best = self.progress.judge(metrics["loss"], patience)
+        is_best = self.progress.judge(metrics["loss"])
         self.monitor.evaluation("validation", metrics, seconds, self.progress)
-        if self.progress.stopped_early:
-            self.monitor.line(f"early stop: {patience} evaluations without a better loss")
+        if self.stops_early:
+            count = self.progress.without_gain
+            self.monitor.line(f"early stop: {count} evaluations without a better loss")
         # A checkpoint of this step exists if a resume repeats an evaluation; it lacks the result.
         if is_best or self.saved_step == self.progress.step:
             self.save()
