@@ -35,18 +35,15 @@ if TYPE_CHECKING:
 def open_store(settings: Settings, synthetic: bool = True) -> Store:
     """Open the prepared dataset.
 
-    If nothing was prepared and `data.path` is the default, open a synthetic sample instead.
-    synthetic: whether to make that sample if it does not exist.
+    If nothing was prepared and `data.path` is the default, open a synthetic sample instead; it is
+    made if it does not exist. synthetic: False for a run that was trained on other data.
     """
     folder = Path(settings.data.path)
     default = type(settings.data).model_fields["path"].default
-    if not (folder / MANIFEST).exists() and settings.data.path == default:
-        sample = folder / SYNTHETIC
-        if not (sample / MANIFEST).exists() and synthetic:
-            dataset.synthesize(sample, settings)
-        # Without a sample, the error below names the folder that has no data.
-        if (sample / MANIFEST).exists():
-            folder = sample
+    if synthetic and not (folder / MANIFEST).exists() and settings.data.path == default:
+        folder = folder / SYNTHETIC
+        if not (folder / MANIFEST).exists():
+            dataset.synthesize(folder, settings)
     return Store.open(folder, WORKLOAD)
 
 

@@ -141,6 +141,8 @@ class Run:
             self.notes.append(f"skipped a damaged checkpoint: {name}")
         if checkpoint is not None:
             self.saved_step = checkpoint["step"]
+        elif resumed:
+            self.notes.append("the run has no checkpoint: it starts again at step 0")
         self.notes += load_initial(self.project, checkpoint is not None)
 
     # --- the position

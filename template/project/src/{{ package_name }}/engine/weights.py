@@ -117,13 +117,13 @@ def read_weights(place: str, distributed: Distributed) -> Weights:
 
     In a run, they are in the best checkpoint that is not damaged, or else in the newest one. In a
     folder, they are in `model.safetensors`, or else in all of its files. Runs and checkpoints of
-    `layout: script` can be read, too.
+    `layout: script` can be read, too, and a file that `torch.save` wrote.
     """
     path = RUNS / place if is_run(RUNS / place) else Path(place)
     checkpoints = path / "checkpoints"
     if (path / MANIFEST).is_file():
         return _read_checkpoint(path.parent, path.name, distributed)
-    if path.is_file() and path.match(SCRIPT_CHECKPOINT):
+    if path.is_file() and path.match(f"checkpoints/{SCRIPT_CHECKPOINT}"):
         return _read_script([path])
     script_files = sorted(checkpoints.glob(SCRIPT_CHECKPOINT), reverse=True)
     if script_files:
@@ -134,12 +134,26 @@ def read_weights(place: str, distributed: Distributed) -> Weights:
     if (path / MODEL).exists():
         path = path / MODEL
     files = sorted(path.glob("*.safetensors"))
+    if path.is_file() and path.suffix != ".safetensors":
+        return path, _read_saved(path), []
     if path.is_file():
         files = [path]
     if not files:
-        remedy = "give a run, a checkpoint, or a folder or file of safetensors"
+        remedy = "give a run, a checkpoint, or a folder or file of weights"
         raise UserError("there are no weights", f"{INIT_FROM} {place}", remedy)
     return path, _read_files(files), []
+
+
+def _read_saved(file: Path) -> Tensors:
+    """Read a state_dict that `torch.save` wrote, by itself or with other values."""
+    content = read_plain(file)
+    for name in ("model", "state_dict"):
+        if isinstance(content, dict) and isinstance(content.get(name), dict):
+            content = content[name]
+    if not isinstance(content, dict):
+        what = f"the file has a {type(content).__name__}, no weights"
+        raise UserError(what, f"{INIT_FROM} {file}", "save the model's state_dict()")
+    return {name: value for name, value in content.items() if isinstance(value, Tensor)}
 
 
 def _read_files(files: list[Path]) -> Tensors:
