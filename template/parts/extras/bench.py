@@ -318,20 +318,6 @@ def scores(model: Any, batch: Batch) -> dict[str, Tensor]:
     return {f"before argmax {number}": value for number, value in enumerate(inputs)}
 
 
-def leaves(loss: Tensor) -> Iterator[Tensor]:
-    """Yield the leaf tensors that get a gradient from this loss."""
-    seen = set[Any]()
-    waiting = [loss.grad_fn]
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        waiting += [before for before, _ in node.next_functions]
-        if hasattr(node, "variable"):
-            yield node.variable
-
-
 def shuffled(batch: Batch, targets: list[str]) -> Batch:
     """Return the batch with its targets in another order."""
     changed = dict(batch)

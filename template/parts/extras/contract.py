@@ -25,6 +25,7 @@ from ..engine.interfaces import (
     check_batch,
     check_output,
     check_predictions,
+    check_registered,
     kind,
 )
 from ..engine.nonfinite import explain_sample, loss_is_finite
@@ -42,7 +43,6 @@ from .bench import (
     Swap,
     close,
     differing,
-    leaves,
     measured,
     predicted,
     require,
@@ -291,15 +291,11 @@ def check_seed(bench: Bench) -> str:
 def check_weights(bench: Bench) -> str:
     """Every weight is registered and gets a gradient."""
     model = bench.new_model()
-    known = {id(weight) for weight in model.parameters()}
     reached = set[str]()
-    where = "model.py: use nn.ModuleList or nn.ParameterList instead of a list"
     for _ in range(3):  # a layer that starts at zero passes no gradient on at first
         model.zero_grad()
         loss = model.train()(bench.batch).loss
-        for weight in leaves(loss):
-            why = f"a weight of shape {tuple(weight.shape)} is not registered"
-            require(id(weight) in known, f"{why}, so it is not trained or saved", where)
+        check_registered(model, loss)
         loss.backward()
         for name, weight in model.named_parameters():
             if weight.grad is not None and weight.grad.any():

@@ -146,6 +146,7 @@ class Hook(Protocol):
 
 FORWARD = "model.py, forward"
 PREDICT = "model.py, predict"
+PADDING_TOLERANCE = 0.05
 
 
 def check_model(model: Any) -> None:
@@ -190,6 +191,41 @@ def check_output(output: Any) -> None:
         if not isinstance(value, Tensor) or value.shape:
             remedy = "return a tensor (), as sum() and mean() do"
             raise UserError(f"{name} is {kind(value)}, not a tensor ()", FORWARD, remedy)
+
+
+def leaves(loss: Tensor) -> Iterator[Tensor]:
+    """Yield the leaf tensors that get a gradient from this loss."""
+    seen = set[Any]()
+    waiting = [loss.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        waiting += [before for before, _ in node.next_functions]
+        if hasattr(node, "variable"):
+            yield node.variable
+
+
+def check_registered(model: nn.Module, loss: Tensor) -> None:
+    """Raise `UserError` if the loss depends on a weight that is not one of the model's."""
+    known = {id(weight) for weight in model.parameters()}
+    for weight in leaves(loss):
+        if id(weight) not in known:
+            what = f"a weight of shape {tuple(weight.shape)} is not registered"
+            remedy = "use nn.ModuleList or nn.ParameterList instead of a list"
+            raise UserError(f"{what}, so it is not trained or saved", "model.py", remedy)
+
+
+def check_mask(padded: Output, alone: Output) -> None:
+    """Raise `UserError` if padding rows change the result: samples with padding, and alone."""
+    for name in ("loss", "total_weight"):
+        with_padding = float(getattr(padded, name))
+        without = float(getattr(alone, name))
+        # Half precision may round batches of another size differently.
+        if abs(with_padding - without) > PADDING_TOLERANCE * abs(without) + 1e-6:
+            what = f"padding rows change {name} from {without:.5g} to {with_padding:.5g}"
+            raise UserError(what, FORWARD, 'count only rows with batch["present"]')
 
 
 def check_predictions(predictions: Any, batch: Batch) -> None:

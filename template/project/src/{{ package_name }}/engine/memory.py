@@ -17,7 +17,15 @@ from torch.autograd.graph import saved_tensors_hooks
 from .errors import UserError
 from .explanations import out_of_memory
 from .host_memory import free_host_memory
-from .interfaces import FORWARD, Batch, check_batch, check_output, check_predictions
+from .interfaces import (
+    FORWARD,
+    Batch,
+    check_batch,
+    check_mask,
+    check_output,
+    check_predictions,
+    check_registered,
+)
 from .optimization import compiles
 from .progress import random_state, set_random_state
 from .rows import count_bytes
@@ -71,6 +79,8 @@ def dry_run(project: Project, loader: Any, validation: Any = None) -> float:
         if not output.loss.requires_grad:
             remedy = "compute it without detach, item and no_grad"
             raise UserError("the loss has no gradient", FORWARD, remedy)
+        if not project.distributed.forward_exchanges:  # shards are not the tensors of a forward
+            check_registered(project.model, output.loss)
         output.loss.backward(gradient=output.total_weight)
     except torch.cuda.OutOfMemoryError as error:
         # The other ranks wait in the exchange, and end when this process ends.
@@ -90,16 +100,31 @@ def dry_run(project: Project, loader: Any, validation: Any = None) -> float:
 
 @torch.no_grad()
 def check_answers(project: Project, loader: Any) -> None:
-    """Check what the model returns in evaluation, with two samples and without compiling."""
+    """Check what the model returns in evaluation, with two samples and without compiling.
+
+    They are of the last batch, which is often padded.
+    """
     model = project.model
-    batches = loader.epoch(0)
-    few = {name: values[:2] for name, values in next(batches).items()}
+    batches = loader.epoch(0, len(loader) - 1)
+    batch = next(batches)
+    samples = batch["present"].nonzero()[:2, 0]
+    padding = (~batch["present"]).nonzero()[:2, 0]
+    rows = torch.cat([samples, padding])
+    padded = {name: values[rows] for name, values in batch.items()}
+    alone = padded
+    if len(samples):
+        alone = {name: values[: len(samples)] for name, values in padded.items()}
     was_training = model.training
     model.eval()
     try:
         with torch.compiler.set_stance("force_eager"), project.precision.autocast():
-            check_output(model(few))
-            check_predictions(model.predict(few), few)
+            # A sharded model needs as many calls on every rank, whatever its padding.
+            outputs = [model(padded), model(alone)]
+            for output in outputs:
+                check_output(output)
+            check_predictions(model.predict(alone), alone)
+        if len(samples) and len(padding):
+            check_mask(*outputs)
     finally:
         model.train(was_training)
         batches.close()
