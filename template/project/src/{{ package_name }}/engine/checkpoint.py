@@ -259,7 +259,9 @@ def read_plain(path: Path) -> Any:
         raise
     except Exception as error:  # a damaged file may raise any error
         what = "the file is not only tensors and plain values"
-        remedy = "it may try to run code, or is damaged: use another file, such as a state_dict()"
+        remedy = (
+            "it may run code, or is damaged: use another checkpoint, or the file of a state_dict()"
+        )
         raise UserError(what, str(path), remedy) from error
 
 

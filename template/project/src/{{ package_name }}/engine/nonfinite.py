@@ -140,16 +140,3 @@ def place(project: Project, name: str, values: torch.Tensor) -> str:
         known = columns[column]
         text += f" ({known.get('name', '') if isinstance(known, dict) else known})"
     return text
-
-
-def names_not_finite(model: Any) -> set[str]:
-    """Return the names of the weights and buffers that have nan or inf (one host sync)."""
-    tensors = {
-        name: own(tensor)
-        for name, tensor in model.state_dict().items()
-        if tensor.is_floating_point()
-    }
-    if not tensors:
-        return set()
-    finite = torch.stack([tensor.isfinite().all() for tensor in tensors.values()]).tolist()
-    return {name for name, is_finite in zip(tensors, finite, strict=True) if not is_finite}

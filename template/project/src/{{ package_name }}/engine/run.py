@@ -13,13 +13,12 @@ from .errors import UserError
 from .evaluation import evaluate, timed
 from .memory import check_rows, dry_run
 from .monitor import Monitor
-from .nonfinite import advice, names_not_finite
 from .optimization import Schedule, freeze_garbage
 from .order import RULE as ORDER_RULE
 from .progress import Hooks, Progress, RankStates
 from .signals import Signals
 from .tracker import Tracker
-from .weights import load_initial
+from .weights import load_initial, names_not_finite
 
 if TYPE_CHECKING:
     from .project import Project
@@ -285,5 +284,5 @@ class Run:
         broken = names_not_finite(self.project.model) - self.not_finite
         if broken:
             what = f"{min(broken)} is not finite after step {self.progress.step}, the losses are"
-            remedy = advice(self.settings, self.project.precision.name)
-            raise UserError(what, "model.py", f"look for what changes it; or {remedy}")
+            remedy = "look for what changes it, or lower optimizer.learning_rate"
+            raise UserError(what, "model.py", remedy)

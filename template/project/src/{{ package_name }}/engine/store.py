@@ -101,7 +101,7 @@ class Array:
         try:
             return np.memmap(self.path, self.stored, mode="c", offset=self.offset, shape=self.shape)
         except (FileNotFoundError, ValueError):  # there is no file, or it is too short
-            what = f"the rows of '{self.name}' are not here, or not all of them"
+            what = f"the rows of '{self.name}' are not here"
             remedy = "this needs the prepared data: name them with --data.path"
             raise UserError(what, str(self.path), remedy) from None
 

@@ -1,4 +1,4 @@
-"""Weights that a run starts from (`training.init_from`) and freezes (`training.freeze`)."""
+"""Weights that a run starts from (`training.init_from`), freezes (`training.freeze`) and checks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .checkpoint import MANIFEST, MODEL, Checkpoint, read_model, read_plain
 from .errors import UserError
 from .files import sha256
 from .runs import RUNS, is_run
-from .shards import fill
+from .shards import fill, own
 
 if TYPE_CHECKING:
     from .distributed import Distributed
@@ -54,6 +54,19 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> tuple[str, str]:
     if frozen == total:
         raise UserError("every weight is frozen", "training.freeze", "leave some of them to train")
     return f"{frozen / total:.1%}", f"training.freeze: {frozen:,} of {total:,}"
+
+
+def names_not_finite(model: nn.Module) -> set[str]:
+    """Return the names of the weights and buffers that have nan or inf (one host sync)."""
+    tensors = {
+        name: own(tensor)
+        for name, tensor in model.state_dict().items()
+        if tensor.is_floating_point()
+    }
+    if not tensors:
+        return set()
+    finite = torch.stack([tensor.isfinite().all() for tensor in tensors.values()]).tolist()
+    return {name for name, is_finite in zip(tensors, finite, strict=True) if not is_finite}
 
 
 def load_initial(project: Project, restored: bool) -> list[str]:
