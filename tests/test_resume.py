@@ -218,8 +218,8 @@ def test_a_full_disk_ends_no_training_at_a_record(place, reference):
                     raise OSError(28, "No space left on device")
                 self.file.flush()
 
-        def open_full(self, step):
-            real_open(self, step)
+        def open_full(self, *steps):
+            real_open(self, *steps)
             self.file = Full(self.file)
 
         MetricsFile.open = open_full

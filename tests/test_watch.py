@@ -224,7 +224,7 @@ def test_a_worker_that_grows_is_named(tmp_path):
     result = check_run(project, "train", *TABULAR, *words, cwd=tmp_path, before=hoarding_worker)
     alerts = [line for line in result.out.splitlines() if line.startswith("alert: memory: ")]
     assert len(alerts) == 2, result.out
-    assert all("loader worker " in line and " MB in an epoch" in line for line in alerts)
+    assert all("loader worker " in line and " MB since the second epoch" in line for line in alerts)
 
 
 # ---- the roof ----

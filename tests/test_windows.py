@@ -296,14 +296,14 @@ def chunk_loader(path: Path, **given: Any) -> Any:
 def test_chunk_data_loader_by_itself(size, tmp_path):
     path = hdf5(tmp_path)
     with chunk_loader(path, chunk_size_gb=size) as loader:
-        batches_of_epoch = [(features.clone(), targets.clone()) for features, targets in loader]
+        batches_of_epoch = list(loader)
         assert len(loader) == len(batches_of_epoch) == 13
     with h5py.File(path) as file:
         for place, name in enumerate(("features", "targets")):
             whole = torch.cat([batch[place] for batch in batches_of_epoch])
             assert whole.equal(torch.from_numpy(file[name][:]))
     with chunk_loader(path, chunk_size_gb=size, shuffle=True, drop_last=True) as loader:
-        epochs = [[targets.clone() for _, targets in loader] for _ in range(2)]
+        epochs = [[targets for _, targets in loader] for _ in range(2)]
     assert [len(epoch) for epoch in epochs] == [12, 12]
     assert not epochs[0][0].equal(epochs[1][0])
 
@@ -311,14 +311,14 @@ def test_chunk_data_loader_by_itself(size, tmp_path):
 def test_chunk_data_loader_resumes_with_the_next_batch(tmp_path):
     path = hdf5(tmp_path)
     with chunk_loader(path, shuffle=True) as loader:
-        whole = [targets.clone() for _ in range(2) for _, targets in loader]
+        whole = [targets for _ in range(2) for _, targets in loader]
     with chunk_loader(path, shuffle=True) as loader:
         stream = iter(loader)
-        parts = [next(stream)[1].clone() for _ in range(5)]
+        parts = [next(stream)[1] for _ in range(5)]
         state = loader.state_dict()
     with chunk_loader(path, shuffle=True) as loader:
         loader.load_state_dict(state)
-        parts += [targets.clone() for _ in range(2) for _, targets in loader]
+        parts += [targets for _ in range(2) for _, targets in loader]
     assert len(parts) == len(whole)
     assert torch.cat(parts).equal(torch.cat(whole))
 

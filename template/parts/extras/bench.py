@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from .. import dataset
 from ..assemble import open_store
-from ..engine.interfaces import Batch, Rows, Spans, require_attributes
+from ..engine.interfaces import Batch, Rows, Spans, check_model
 from ..engine.plugins import discover
 from ..engine.precision import Precision, mean_and_clip
 from ..engine.progress import seed_everything
@@ -133,7 +133,7 @@ class Bench:
         """Return a new model; it and later random numbers come from the run's seed plus `seed`."""
         seed_everything(self.settings.reproducibility.seed + seed)
         model = build_model(self.settings, self.store.facts)
-        require_attributes(("predict", "blocks"), model, f"the model {type(model).__name__}")
+        check_model(model)
         return model
 
     def train(self, model: Any, batches: Iterable[Batch]) -> Iterator[float]:
@@ -221,10 +221,6 @@ def differing(one: dict[str, Tensor], other: dict[str, Tensor]) -> list[str]:
         if not torch.equal(value.nan_to_num(), other[name].nan_to_num()):
             names.append(name)
     return names
-
-
-def kind(tensor: Tensor) -> str:
-    return f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
 
 
 class Calls(TorchFunctionMode):
@@ -322,20 +318,6 @@ def scores(model: Any, batch: Batch) -> dict[str, Tensor]:
         return floats
     inputs = [args[0] for name, args, _ in calls.made if name == "argmax"]
     return {f"before argmax {number}": value for number, value in enumerate(inputs)}
-
-
-def leaves(loss: Tensor) -> Iterator[Tensor]:
-    """Yield the leaf tensors that get a gradient from this loss."""
-    seen = set[Any]()
-    waiting = [loss.grad_fn]
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        waiting += [before for before, _ in node.next_functions]
-        if hasattr(node, "variable"):
-            yield node.variable
 
 
 def shuffled(batch: Batch, targets: list[str]) -> Batch:

@@ -14,11 +14,20 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..engine.checkpoint import Checkpoint
 from ..engine.distributed import Distributed
-from ..engine.interfaces import Batch, Output, Rows, require_attributes
+from ..engine.interfaces import (
+    FORWARD,
+    Batch,
+    Rows,
+    check_batch,
+    check_output,
+    check_predictions,
+    check_registered,
+    kind,
+)
 from ..engine.nonfinite import explain_sample, loss_is_finite
 from ..engine.progress import seed_everything
 from .bench import (
@@ -34,8 +43,6 @@ from .bench import (
     Swap,
     close,
     differing,
-    kind,
-    leaves,
     measured,
     predicted,
     require,
@@ -48,37 +55,27 @@ HELD_OUT = 0.95  # required ratio of held-out losses: true labels over shuffled 
 NEARER = 0.8  # required ratio of squared errors: after training over before
 PLACES = 16  # number of places at which `check_future` changes the rows
 MEANT = "host sync"  # a comment with these words, in the line or above it, allows the wait
-FORWARD = "model.py, forward"
 
 
 def check_shapes(bench: Bench) -> str:
     """Batches, outputs and predictions have their shapes and dtypes."""
-    count = len(bench.batch["index"])
-    for name, value in bench.batch.items():
-        why = f"batch['{name}'] is {kind(value)}: its first axis is not the {count} samples"
-        require(value.shape[:1] == (count,), why, "dataset.py, Samples.batch")
-
+    check_batch(bench.batch)
     model = bench.new_model()
     numbers = bench.numbers("train", FEW)
-    check_output(model, bench.batch)
-    check_output(model, bench.read(numbers[:1], training=True))
-    several = model.eval()(bench.read(numbers)).metrics
+    check_training(model, bench.batch)
+    check_training(model, bench.read(numbers[:1], training=True))
+    several = model.eval()(bench.read(numbers))
+    check_output(several)
     alone = model.eval()(bench.read([0])).metrics
-    are_scalars = all(not tensor.shape for pair in several.values() for tensor in pair)
     why = "metrics are not the same (sum, count) of () for every batch"
-    require(are_scalars and several.keys() == alone.keys(), why, FORWARD)
-
-    for name, value in predicted(model, bench.batch).items():
-        why = f"'{name}' is {kind(value)}, its first axis not the samples"
-        require(value.shape[:1] == (count,), why, "model.py, predict")
-    are_modules = all(isinstance(block, nn.Module) for block in model.blocks())
-    require(are_modules, "blocks() returns an item that is not a module", "model.py, blocks")
+    require(several.metrics.keys() == alone.keys(), why, FORWARD)
+    check_predictions(predicted(model, bench.batch), bench.batch)
     return ", ".join(f"{name} {kind(x)}" for name, x in list(bench.batch.items())[:-3])
 
 
-def check_output(model: Any, batch: Batch) -> None:
+def check_training(model: Any, batch: Batch) -> None:
     output = model.train()(batch)
-    require_attributes(Output._fields, output, f"the {type(output).__name__} that forward returns")
+    check_output(output)
     for name in ("loss", "total_weight"):
         value = getattr(output, name)
         is_right = value.dtype == torch.float32 and not value.shape
@@ -294,15 +291,11 @@ def check_seed(bench: Bench) -> str:
 def check_weights(bench: Bench) -> str:
     """Every weight is registered and gets a gradient."""
     model = bench.new_model()
-    known = {id(weight) for weight in model.parameters()}
     reached = set[str]()
-    where = "model.py: use nn.ModuleList or nn.ParameterList instead of a list"
     for _ in range(3):  # a layer that starts at zero passes no gradient on at first
         model.zero_grad()
         loss = model.train()(bench.batch).loss
-        for weight in leaves(loss):
-            why = f"a weight of shape {tuple(weight.shape)} is not registered"
-            require(id(weight) in known, f"{why}, so it is not trained or saved", where)
+        check_registered(model, loss)
         loss.backward()
         for name, weight in model.named_parameters():
             if weight.grad is not None and weight.grad.any():

@@ -346,14 +346,14 @@ def anonymous_mb(pid: int) -> float:
 
 
 class Leaks:
-    """Detects memory that grows from epoch to epoch."""
+    """Detects memory that grows during a run."""
 
     def __init__(self, device: torch.device):
         self.device = device
-        self._last: Sample = {}
+        self._first: Sample = {}  # when it was measured for the first time
 
     def grown(self) -> list[str]:
-        """Return a line for each process or GPU that grew by over 100 MB since the last call."""
+        """Return a line for each process or GPU that grew by over 100 MB since the first call."""
         import torch
 
         now = host_memory()
@@ -361,10 +361,10 @@ class Leaks:
             now["GPU memory in use"] = torch.cuda.memory_allocated(self.device) / MB
         lines = []
         for name, size in now.items():
-            growth = size - self._last.get(name, size)
+            growth = size - self._first.setdefault(name, size)
             if growth > GROWTH_MB:
-                lines.append(f"{name} grew by {growth:,.0f} MB in an epoch, to {size:,.0f} MB")
-        self._last = now
+                since = "since the second epoch"
+                lines.append(f"{name} grew by {growth:,.0f} MB {since}, to {size:,.0f} MB")
         return lines
 
 

@@ -98,12 +98,13 @@ class ChunkDataLoader:
 
         with ChunkDataLoader("train.h5", batch_size=128, device="cuda") as loader:
             for epoch in range(10):
-                for features, targets in loader:  # (B, T, F) and (B, H), until the next batch
+                for features, targets in loader:  # (B, T, F) and (B, H)
                     ...
 
     chunk_size_gb: GB on the device; "auto" uses three quarters of what is free at the first batch.
-    datasets: their names in the file; rows are the first axis. `state_dict` counts batches, so that
-    a loader resumes with the next one. Raises `UserError` for a file that cannot be read.
+    datasets: their names in the file; rows are the first axis. reuse: the next batch may overwrite
+    this one, which saves a copy. `state_dict` counts batches, so that a loader resumes with the
+    next one. Raises `UserError` for a file that cannot be read.
     """
 
     def __init__(
@@ -117,12 +118,14 @@ class ChunkDataLoader:
         *,
         seed: int = 0,
         datasets: tuple[str, ...] = ("features", "targets"),
+        reuse: bool = False,
     ):
         arrays = hdf5_arrays(hdf5_path, *datasets)
         self.rows = arrays[datasets[0]].shape[0]
         self.datasets = datasets
         self.batch_size = batch_size
         self.drop_last = drop_last
+        self.reuse = reuse
         order = "auto" if shuffle else "time"
         data = LoaderSettings.model_validate({"order": order, "batch_size": batch_size})
         reproducibility = SimpleNamespace(seed=seed)
@@ -145,7 +148,8 @@ class ChunkDataLoader:
             for rows in batches:
                 count = min(self.rows - self._batch * self.batch_size, self.batch_size)
                 self._batch += 1
-                yield tuple(rows[name].values[:count, 0] for name in self.datasets)
+                batch = tuple(rows[name].values[:count, 0] for name in self.datasets)
+                yield batch if self.reuse else tuple(tensor.clone() for tensor in batch)
         self.set_epoch(self._epoch + 1)
 
     def set_epoch(self, epoch: int) -> None:

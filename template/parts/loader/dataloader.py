@@ -45,7 +45,17 @@ class Reader(Dataset[Any]):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_maps": {}}
 
-    def __getitem__(self, work: Work) -> tuple[np.ndarray, np.ndarray, dict[str, Rows]]:
+    def __getitem__(self, work: Work) -> tuple[Any, ...]:
+        """Return indices, starts of sequences and rows; or an error, which a worker cannot raise.
+
+        PyTorch would add the worker's traceback to its text.
+        """
+        try:
+            return self._read(work)
+        except UserError as error:
+            return (error,)
+
+    def _read(self, work: Work) -> tuple[np.ndarray, np.ndarray, dict[str, Rows]]:
         rows = {}
         for name, spans in work.spans.items():
             array = self.store.arrays[name]
@@ -113,7 +123,10 @@ class Loader:
         self._epoch = epoch
         self._start = start_batch
         try:
-            for indices, starts_sequence, rows in self._loader:
+            for result in self._loader:
+                if isinstance(result[0], UserError):
+                    raise result[0]
+                indices, starts_sequence, rows = result
                 yield deliver(self.samples, rows, indices, starts_sequence, self.device)
         except (RuntimeError, ConnectionError, EOFError) as error:
             if isinstance(error, RuntimeError) and "DataLoader worker" not in str(error):

@@ -16,7 +16,7 @@ from . import model as own_model
 from .engine import optimization
 from .engine.errors import UserError
 from .engine.gpus import Card, resolve_precision, this_card
-from .engine.interfaces import require_attributes
+from .engine.interfaces import check_model
 from .engine.loader import Loader
 from .engine.plugins import discover
 from .engine.precision import Precision, cost_on_cpu
@@ -36,18 +36,15 @@ if TYPE_CHECKING:
 def open_store(settings: Settings, synthetic: bool = True) -> Store:
     """Open the prepared dataset.
 
-    If nothing was prepared and `data.path` is the default, open a synthetic sample instead.
-    synthetic: whether to make that sample if it does not exist.
+    If nothing was prepared and `data.path` is the default, open a synthetic sample instead; it is
+    made if it does not exist. synthetic: False for a run that was trained on other data.
     """
     folder = Path(settings.data.path)
     default = type(settings.data).model_fields["path"].default
-    if not (folder / MANIFEST).exists() and settings.data.path == default:
-        sample = folder / SYNTHETIC
-        if not (sample / MANIFEST).exists() and synthetic:
-            dataset.synthesize(sample, settings)
-        # Without a sample, the error below names the folder that has no data.
-        if (sample / MANIFEST).exists():
-            folder = sample
+    if synthetic and not (folder / MANIFEST).exists() and settings.data.path == default:
+        folder = folder / SYNTHETIC
+        if not (folder / MANIFEST).exists():
+            dataset.synthesize(folder, settings)
     return Store.open(folder, WORKLOAD)
 
 
@@ -68,8 +65,9 @@ def assemble(settings: Settings, distributed: Distributed, store: Store) -> Proj
     decided = {"precision": (name, why), "fused optimizer": is_fused(settings)}
 
     all_settings: Any = settings  # with the sections of the workload
-    model: Any = build_model(all_settings, store.facts).to(device)  # 1
-    require_attributes(("predict", "blocks"), model, f"the model {type(model).__name__}")
+    model: Any = build_model(all_settings, store.facts)  # 1
+    check_model(model)
+    model = model.to(device)
     if name == "fp8":  # 2
         decided["fp8"] = convert_to_fp8(model, training.fp8_emulation)
     if training.freeze:  # 3

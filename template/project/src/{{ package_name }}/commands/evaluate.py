@@ -64,13 +64,16 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
         return
 
     metrics = project.finish(sums, split)
-    baselines = project.dataset.baselines(project.store, project.settings, split)
+    baselines = project.baselines(split)
     result = {"split": split, "step": step, "metrics": metrics, "baselines": baselines}
-    write_json(folder / "evaluation.json", result)
-    tracker = Tracker(folder, project.settings)
-    tracker.open()
-    tracker.log(step, {f"{split}/{name}": value for name, value in metrics.items()})
-    tracker.close()
+    try:
+        write_json(folder / "evaluation.json", result)
+        tracker = Tracker(folder, project.settings)
+        tracker.open()
+        tracker.log(step, {f"{split}/{name}": value for name, value in metrics.items()})
+        tracker.close()
+    except OSError as error:
+        print(f"note: the results are not in {folder} ({error.strerror})")
 
     count = loader.order.count
     print(f"{device_line(project.device)}, {conditions(project)}")
@@ -111,7 +114,7 @@ def open_run(
     from ..assemble import assemble, open_store
     from ..engine.checkpoint import Checkpoint
     from ..engine.distributed import Distributed
-    from ..engine.store import SYNTHETIC, Store
+    from ..engine.store import Store
 
     distributed = Distributed()
     which = arguments.checkpoint
@@ -121,12 +124,10 @@ def open_run(
         raise UserError(what, str(folder), "continue it with `train --resume`")
     if settings.phases:  # a phase may have had other data or another block size
         settings = settings.phase(recorded["phase"] + 1)
-    store = Store.remembered(folder, recorded["data"])
+    store = Store.remembered(folder, recorded.get("data", ""))
     if store is None or needs_data:
-        # Only for a run on the synthetic sample is the sample made again.
-        is_synthetic = store is not None and store.source.get("kind") == SYNTHETIC
-        store = open_store(settings, is_synthetic)
-    if recorded["data"] != store.fingerprint:
+        store = open_store(settings, Store.may_be_synthetic(folder))
+    if recorded.get("data") != store.fingerprint:
         what = "the run was trained on other data"
         remedy = "set --data.path to the data of the run, or prepare the same data again"
         raise UserError(what, str(store.folder), remedy)

@@ -97,14 +97,18 @@ def train(
     """Train in the folder `resumed`, or in a new one; return the exit code."""
     from ..assemble import assemble, open_store
     from ..engine.session import Session
+    from ..engine.store import Store
     from ..train import train as train_run
 
+    # A resumed run whose data are gone must not continue on others.
+    synthetic = resumed is None or Store.may_be_synthetic(resumed)
+
     def build(settings: Settings) -> Project:
-        return assemble(settings, distributed, open_store(settings))
+        return assemble(settings, distributed, open_store(settings, synthetic))
 
     # The run's folder does not exist yet, so an error leaves nothing behind. Rank 0 makes the
     # synthetic sample while the other ranks wait.
-    distributed.on_all_ranks(lambda: open_store(settings), main_first=True)
+    distributed.on_all_ranks(lambda: open_store(settings, synthetic), main_first=True)
     if arguments.minutes is not None and resumed is None:
         settings = within(arguments.minutes, settings, build, distributed)
 

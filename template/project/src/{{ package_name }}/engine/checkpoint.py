@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import errno
 import os
-import pickle
 import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+from pydantic import BaseModel, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 
@@ -38,6 +38,17 @@ STATE = "state.pt"
 MANIFEST = "manifest.json"
 NAME = "step-" + 8 * "[0-9]"
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, None)  # None: a library raised it
+
+
+class Schema(BaseModel, strict=True):
+    """The types in a manifest."""
+
+    step: int
+    best: int
+    facts: dict[str, int | str]
+    aliases: dict[str, str]
+    sha256: dict[str, str]
+    shards: dict[str, list[int] | str]
 
 
 class NotWritten(UserError):
@@ -244,9 +255,13 @@ def read_plain(path: Path) -> Any:
     """
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, ValueError, KeyError, EOFError) as error:
+    except OSError:
+        raise
+    except Exception as error:  # a damaged file may raise any error
         what = "the file is not only tensors and plain values"
-        remedy = "it may try to run code: use a checkpoint that you trust"
+        remedy = (
+            "it may run code, or is damaged: use another checkpoint, or the file of a state_dict()"
+        )
         raise UserError(what, str(path), remedy) from error
 
 
@@ -291,6 +306,10 @@ def _verify(path: Path) -> Manifest:
     if manifest["format"] != FORMAT:
         what = f"the checkpoint has format {manifest['format']}, this version reads {FORMAT}"
         raise UserError(what, str(path), "use the version that made it")
+    try:
+        Schema.model_validate(manifest)
+    except ValidationError as error:
+        raise ValueError(f"{MANIFEST} has values of wrong types") from error
     for name, expected in manifest["sha256"].items():
         if sha256(path / name) != expected:
             raise ValueError(f"{name} does not match its sha256")

@@ -36,5 +36,6 @@ class NonFinite(Exception):
 
     def __init__(self, kind: str, step: int, rank: int = 0):
         super().__init__(f"the {kind} of step {step} is not finite")
+        self.kind = kind  # loss | gradient
         self.step = step
         self.rank = rank

@@ -42,6 +42,10 @@ KNOWN = {
     "No space left on device|Disk quota exceeded|File too large|PytorchStreamWriter failed": (
         "a file could not be written ({first}): {command}: free some space"
     ),
+    "Permission denied|Read-only file system": (
+        "a file or folder cannot be used ({first}): {command}: change its permissions, or "
+        "use a copy of the folder"
+    ),
     "Input/output error": "a disk does not read or write ({first}): {command}: check it",
     r"No such file or directory: '.*step-\d{8}": (  # a training removes old checkpoints
         "a checkpoint was removed while it was read ({first}): {command}: run the command again"

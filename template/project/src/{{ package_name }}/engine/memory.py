@@ -1,4 +1,4 @@
-"""Checks before the first step that a batch fits into the free memory.
+"""Checks before the first step that a batch fits into the free memory, and what a model returns.
 
 A system that runs out of memory kills the process without a message. Therefore the size of a
 batch's rows is estimated before they are read. On a CPU, the memory that forward keeps for backward
@@ -17,7 +17,15 @@ from torch.autograd.graph import saved_tensors_hooks
 from .errors import UserError
 from .explanations import out_of_memory
 from .host_memory import free_host_memory
-from .interfaces import Batch, Output, require_attributes
+from .interfaces import (
+    FORWARD,
+    Batch,
+    check_batch,
+    check_mask,
+    check_output,
+    check_predictions,
+    check_registered,
+)
 from .optimization import compiles
 from .progress import random_state, set_random_state
 from .rows import count_bytes
@@ -47,11 +55,12 @@ def row_bytes(project: Project, loader: Any) -> int:
     return EXTRA_BYTES + count_bytes(loader.samples, project.store, indices) // len(indices)
 
 
-def dry_run(project: Project, loader: Any) -> float:
+def dry_run(project: Project, loader: Any, validation: Any = None) -> float:
     """Run one batch forward and backward, so that memory and compile errors show at the start.
 
-    Random state, buffers and gradients are restored. Returns the total weight of the batch. Raises
-    `UserError` if the model breaks its contract, or memory is too small.
+    Random state, buffers and gradients are restored. Returns the total weight of the batch.
+    validation: a loader for the checks in evaluation. Raises `UserError` if model.py or dataset.py
+    breaks its contract, or memory is too small.
     """
     state = random_state()
     buffers = {name: buffer.clone() for name, buffer in project.model.named_buffers()}
@@ -59,12 +68,19 @@ def dry_run(project: Project, loader: Any) -> float:
     batch = next(batches)
     reserved = reserve_averages(project.optimizer)
     try:
+        check_batch(batch)
+        if validation is not None:
+            check_answers(project, validation)
         _check_forward_memory(project, loader, batch, reserved)
         with project.precision.autocast():
             # The model is called without its wrapper, so that no gradients are exchanged.
             output = project.model(batch)
-        title = f"the {type(output).__name__} that forward returns"
-        require_attributes(Output._fields, output, title)
+        check_output(output)
+        if not output.loss.requires_grad:
+            remedy = "compute it without detach, item and no_grad"
+            raise UserError("the loss has no gradient", FORWARD, remedy)
+        if not project.distributed.forward_exchanges:  # shards are not the tensors of a forward
+            check_registered(project.model, output.loss)
         output.loss.backward(gradient=output.total_weight)
     except torch.cuda.OutOfMemoryError as error:
         # The other ranks wait in the exchange, and end when this process ends.
@@ -80,6 +96,38 @@ def dry_run(project: Project, loader: Any) -> float:
             buffer.copy_(buffers[name])
     set_random_state(state)
     return float(output.total_weight)
+
+
+@torch.no_grad()
+def check_answers(project: Project, loader: Any) -> None:
+    """Check what the model returns in evaluation, with two samples and without compiling.
+
+    They are of the last batch, which is often padded.
+    """
+    model = project.model
+    batches = loader.epoch(0, len(loader) - 1)
+    batch = next(batches)
+    samples = batch["present"].nonzero()[:2, 0]
+    padding = (~batch["present"]).nonzero()[:2, 0]
+    rows = torch.cat([samples, padding])
+    padded = {name: values[rows] for name, values in batch.items()}
+    alone = padded
+    if len(samples):
+        alone = {name: values[: len(samples)] for name, values in padded.items()}
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.compiler.set_stance("force_eager"), project.precision.autocast():
+            # A sharded model needs as many calls on every rank, whatever its padding.
+            outputs = [model(padded), model(alone)]
+            for output in outputs:
+                check_output(output)
+            check_predictions(model.predict(alone), alone)
+        if len(samples) and len(padding):
+            check_mask(*outputs)
+    finally:
+        model.train(was_training)
+        batches.close()
 
 
 def reserve_averages(optimizer: torch.optim.Optimizer) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""Finds out why a loss became nan or inf: a sample of the step, the weights, or the settings.
+"""Finds out why a loss or a gradient became nan or inf: a sample, the weights, or the settings.
 
 The run has ended by then, so its weights may be changed.
 """
@@ -38,7 +38,9 @@ def explain_non_finite(error: NonFinite, run: Run) -> UserError:
         return UserError(f"{error}: {why}", where, remedy)
 
     why = "samples and weights are finite, so forward overflows"
-    if broken:
+    if error.kind == "gradient":
+        why = "its losses are, so backward overflows, or divides by 0 or takes a root of it"
+    elif broken:
         count = f"{len(broken)} of {len(weights)} weights are not finite"
         why = f"the samples are fine, {count}, such as {broken[0]}"
     order = run.loader.order

@@ -32,7 +32,6 @@ class Progress:
     best_loss: float = float("inf")
     best_step: int = 0
     without_gain: int = 0  # evaluations since the best one
-    stopped_early: bool = False
 
     def state_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -40,11 +39,8 @@ class Progress:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
 
-    def judge(self, loss: float, patience: int) -> bool:
-        """Count a complete evaluation; return whether it is the best one.
-
-        After `patience` evaluations without a better loss, the phase stops early.
-        """
+    def judge(self, loss: float) -> bool:
+        """Count a complete evaluation; return whether it is the best one."""
         self.evaluated = self.step
         is_best = loss < self.best_loss
         if is_best:
@@ -53,14 +49,12 @@ class Progress:
             self.without_gain = 0
         else:
             self.without_gain += 1
-        self.stopped_early = 0 < patience <= self.without_gain
         return is_best
 
     def next_phase(self) -> None:
         self.phase += 1
         self.phase_start = self.step
         self.without_gain = 0
-        self.stopped_early = False
         # Losses of two phases cannot be compared: their data may differ.
         self.best_loss = float("inf")
 

@@ -74,6 +74,12 @@ class Project:
             metrics = dict(self.dataset.finish(metrics, self.store, split))
         return metrics
 
+    def baselines(self, split: str) -> dict[str, dict[str, float]]:
+        """Return metrics without a model by name; none if `dataset.py` does not define them."""
+        if not hasattr(self.dataset, "baselines"):
+            return {}
+        return dict(self.dataset.baselines(self.store, self.settings, split))
+
     def baseline_loss(self, split: str) -> float:
         """Return the loss of a split without a model; inf if `dataset.py` does not define it."""
         if hasattr(self.dataset, "baseline_loss"):

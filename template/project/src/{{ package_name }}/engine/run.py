@@ -26,7 +26,7 @@ from .record import Row
 from .run_log import RunLog
 from .signals import Signals
 from .tracker import Tracker
-from .weights import load_initial
+from .weights import load_initial, names_not_finite
 
 if TYPE_CHECKING:
     from .project import Project
@@ -126,8 +126,10 @@ class Run:
         distributed = self.project.distributed
         self._check_one_batch()
         distributed.on_all_ranks(lambda: self._load(resumed))
+        # A mask in a buffer may be -inf from the start.
+        self.not_finite = names_not_finite(self.project.model)
         self.first_step = self.step + 1
-        address = distributed.on_all_ranks(lambda: self.log.start(self.step, self.last_step))
+        address = distributed.on_all_ranks(lambda: self.log.start(self.progress, self.last_step))
         if address:
             self.log.line(f"tracked in {address}")
         self.meter.restart(self.step)
@@ -138,7 +140,10 @@ class Run:
         distributed = self.project.distributed
         loaders = [loader for loader in (self.loader, self.validation) if loader is not None]
         distributed.on_all_ranks(lambda: check_rows(self.project, loaders))
-        total_weight = distributed.on_all_ranks(lambda: dry_run(self.project, self.loader))
+        validation = None if self.trial else self.validation
+        total_weight = distributed.on_all_ranks(
+            lambda: dry_run(self.project, self.loader, validation)
+        )
         self.project.precision.calibrate(max(distributed.gather_objects(total_weight)))
 
     def _load(self, resumed: bool) -> None:
@@ -155,6 +160,8 @@ class Run:
             self.notes.append(f"skipped a damaged checkpoint: {name}")
         if checkpoint is not None:
             self.saved_step = checkpoint["step"]
+        elif resumed:
+            self.notes.append("the run has no checkpoint: it starts again at step 0")
         self.notes += load_initial(self.project, checkpoint is not None)
 
     # --- the position
@@ -185,7 +192,12 @@ class Run:
     @property
     def is_done(self) -> bool:
         """Whether the phase is complete."""
-        return self.progress.stopped_early or self.step >= self.last_step
+        return self.stops_early or self.step >= self.last_step
+
+    @property
+    def stops_early(self) -> bool:
+        """Whether `evaluation.patience` evaluations had no better loss; a resume may raise it."""
+        return 0 < self.settings.evaluation.patience <= self.progress.without_gain
 
     @property
     def should_stop(self) -> bool:
@@ -318,15 +330,15 @@ class Run:
         if metrics is None:
             return
 
-        patience = self.settings.evaluation.patience
-        is_best = self.progress.judge(metrics["loss"], patience)
+        is_best = self.progress.judge(metrics["loss"])
         metrics = self.project.finish(metrics, "validation")
         record = {"step": self.step, "split": "validation", **metrics}
         record |= {"seconds": seconds, "time": time.time()}
         self.log.evaluation(record, metrics, mark="  best so far" if is_best else "")
         self.meter.exclude(seconds)
-        if self.progress.stopped_early:
-            self.log.line(f"early stop: {patience} evaluations without a better loss")
+        if self.stops_early:
+            count = self.progress.without_gain
+            self.log.line(f"early stop: {count} evaluations without a better loss")
         # A checkpoint of this step exists if a resume repeats an evaluation; it lacks the result.
         if is_best or self.saved_step == self.step:
             self.save()
@@ -357,11 +369,9 @@ class Run:
         return self.should_stop or self._is_due(self.settings.checkpoint.every_steps)
 
     def save(self) -> None:
-        """Save, unless a loss or a gradient is not finite.
-
-        `NotWritten` is an error at the last step only.
-        """
+        """Save, unless something is not finite. `NotWritten` is an error at the last step only."""
         self.meter.check()
+        self.project.distributed.on_all_ranks(self._check_state)
         step = self.step
         try:
             _, seconds = timed(lambda: self.checkpoint.save(step, step == self.progress.best_step))
@@ -374,3 +384,11 @@ class Run:
         self.saved_step = step
         self.meter.exclude(seconds)
         self.log.event(step, "checkpoint", seconds=seconds)
+
+    def _check_state(self) -> None:
+        """Raise `UserError` if a weight or a buffer is not finite any more (host sync)."""
+        broken = names_not_finite(self.project.model) - self.not_finite
+        if broken:
+            what = f"{min(broken)} is not finite after step {self.step}, the losses are"
+            remedy = "look for what changes it, or lower optimizer.learning_rate"
+            raise UserError(what, "model.py", remedy)

@@ -21,6 +21,7 @@ from .record import Row
 from .report import duration
 
 if TYPE_CHECKING:
+    from .progress import Progress
     from .tracker import Tracker
 
 
@@ -38,17 +39,17 @@ class RunLog:
         self._bar: tqdm | None = None
         self._alerted: set[str] = set()
 
-    def start(self, step: int, num_steps: int) -> str:
-        """Open the files and the tracker for a run at `step` of `num_steps`.
+    def start(self, progress: Progress, num_steps: int) -> str:
+        """Open the files and the tracker for a run of `num_steps`; return where its records are.
 
-        Records after `step` are dropped, because a resumed run writes them again. Returns where the
-        tracker's records are.
+        Later records than `progress` are dropped, because a resumed run writes them again.
         """
+        step = progress.step
         self.step = step
         self.num_steps = num_steps
         if not self.is_main:
             return ""
-        self.metrics_file.open(step)
+        self.metrics_file.open(step, progress.evaluated)
         show_bar = self.show_bar
         if show_bar == "auto":
             show_bar = sys.stderr.isatty()

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+from pydantic import BaseModel
 
 from .errors import UserError
 from .files import is_sealed, lock, read_json, sha256, sync, write_json, write_sealed
@@ -34,6 +35,34 @@ OURS = re.compile(r"store-[^/]+-[0-9a-f]{12}\.bin")
 SMALL_BYTES = 64 << 20  # up to here, comparing all checksums takes less time than importing torch
 VERIFY_DAYS = 30  # after so many days, a file is compared with its checksum again
 SYNTHETIC = "synthetic"  # the kind, and the folder, of data that `train` makes where there are none
+
+
+class FileEntry(BaseModel, strict=True):
+    """A file of a prepared dataset, as the manifest describes it."""
+
+    bytes: int
+    sha256: str
+
+
+class ArrayEntry(BaseModel, strict=True):
+    """The place of an array; see `Array`."""
+
+    file: str
+    offset: int | None
+    shape: list[int]
+    dtype: str
+    dataset: str = ""
+
+
+class DataManifest(BaseModel, strict=True):
+    """The types in a manifest."""
+
+    workload: str
+    source: dict[str, Any]
+    facts: dict[str, Any]
+    splits: dict[str, list[int]]
+    arrays: dict[str, ArrayEntry]
+    files: dict[str, FileEntry]
 
 
 @dataclass(frozen=True)
@@ -71,7 +100,7 @@ class Array:
             raise UserError(what, str(self.path), remedy)
         try:
             return np.memmap(self.path, self.stored, mode="c", offset=self.offset, shape=self.shape)
-        except FileNotFoundError:
+        except (FileNotFoundError, ValueError):  # there is no file, or it is too short
             what = f"the rows of '{self.name}' are not here"
             remedy = "this needs the prepared data: name them with --data.path"
             raise UserError(what, str(self.path), remedy) from None
@@ -99,6 +128,7 @@ class Store:
         """Take the content of a manifest. Raises an error if something in it cannot be true."""
         if not is_sealed(manifest):
             raise ValueError("it does not match its seal")
+        DataManifest.model_validate(manifest)
         self.folder = folder
         self.manifest = manifest
         self.workload = manifest["workload"]
@@ -114,6 +144,11 @@ class Store:
             if not _is_possible(self.arrays[name], entry["file"], file["bytes"]):
                 raise ValueError(f"{name} cannot be in {entry['file']}")
             places[name] = {**entry, "file": file["sha256"]}  # the path of an HDF5 file may change
+
+        num_rows = max((array.shape[0] for array in self.arrays.values()), default=0)
+        for name, (first, end) in self.splits.items():
+            if not 0 <= first <= end <= num_rows:
+                raise ValueError(f"the split {name} is not within the {num_rows} rows")
 
         # The same bytes with other targets, class names or characters are other data.
         content = json.dumps([places, self.splits, self.facts], sort_keys=True)
@@ -132,7 +167,8 @@ class Store:
             if folder.name == SYNTHETIC:
                 remedy = "`train` without --data.path makes the synthetic data"
             raise UserError("no prepared data", str(folder), remedy)
-        store = cls(path, read_json(path))
+        with open(path, "rb"):  # raises OSError: a manifest that cannot be read is not damaged
+            store = cls(path, read_json(path))
         if workload and store.workload != workload:
             prepared = f"the data were prepared for `{store.workload}`"
             what = f"{prepared}, this project trains `{workload}`"
@@ -156,6 +192,13 @@ class Store:
         """Keep the manifest in the run's folder; phases may have several datasets."""
         path = run / REMEMBERED
         write_json(path, {**read_json(path), self.fingerprint: self.manifest})
+
+    @classmethod
+    def may_be_synthetic(cls, run: Path) -> bool:
+        """Whether a run's record of its data has synthetic ones, or nothing valid."""
+        stores = [cls.remembered(run, name) for name in read_json(run / REMEMBERED)]
+        kinds = [store.source.get("kind") for store in stores if store is not None]
+        return not kinds or SYNTHETIC in kinds
 
     @classmethod
     def remembered(cls, run: Path, fingerprint: str) -> Store | None:

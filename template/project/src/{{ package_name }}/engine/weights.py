@@ -1,4 +1,4 @@
-"""Weights that a run starts from (`training.init_from`) and freezes (`training.freeze`)."""
+"""Weights that a run starts from (`training.init_from`), freezes (`training.freeze`) and checks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .checkpoint import MANIFEST, MODEL, Checkpoint, read_model, read_plain
 from .errors import UserError
 from .files import sha256
 from .runs import RUNS, is_run
-from .shards import fill
+from .shards import fill, own
 
 if TYPE_CHECKING:
     from .distributed import Distributed
@@ -54,6 +54,19 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> tuple[str, str]:
     if frozen == total:
         raise UserError("every weight is frozen", "training.freeze", "leave some of them to train")
     return f"{frozen / total:.1%}", f"training.freeze: {frozen:,} of {total:,}"
+
+
+def names_not_finite(model: nn.Module) -> set[str]:
+    """Return the names of the weights and buffers that have nan or inf (one host sync)."""
+    tensors = {
+        name: own(tensor)
+        for name, tensor in model.state_dict().items()
+        if tensor.is_floating_point()
+    }
+    if not tensors:
+        return set()
+    finite = torch.stack([tensor.isfinite().all() for tensor in tensors.values()]).tolist()
+    return {name for name, is_finite in zip(tensors, finite, strict=True) if not is_finite}
 
 
 def load_initial(project: Project, restored: bool) -> list[str]:
@@ -117,13 +130,13 @@ def read_weights(place: str, distributed: Distributed) -> Weights:
 
     In a run, they are in the best checkpoint that is not damaged, or else in the newest one. In a
     folder, they are in `model.safetensors`, or else in all of its files. Runs and checkpoints of
-    `layout: script` can be read, too.
+    `layout: script` can be read, too, and a file that `torch.save` wrote.
     """
     path = RUNS / place if is_run(RUNS / place) else Path(place)
     checkpoints = path / "checkpoints"
     if (path / MANIFEST).is_file():
         return _read_checkpoint(path.parent, path.name, distributed)
-    if path.is_file() and path.match(SCRIPT_CHECKPOINT):
+    if path.is_file() and path.match(f"checkpoints/{SCRIPT_CHECKPOINT}"):
         return _read_script([path])
     script_files = sorted(checkpoints.glob(SCRIPT_CHECKPOINT), reverse=True)
     if script_files:
@@ -134,12 +147,26 @@ def read_weights(place: str, distributed: Distributed) -> Weights:
     if (path / MODEL).exists():
         path = path / MODEL
     files = sorted(path.glob("*.safetensors"))
+    if path.is_file() and path.suffix != ".safetensors":
+        return path, _read_saved(path), []
     if path.is_file():
         files = [path]
     if not files:
-        remedy = "give a run, a checkpoint, or a folder or file of safetensors"
+        remedy = "give a run, a checkpoint, or a folder or file of weights"
         raise UserError("there are no weights", f"{INIT_FROM} {place}", remedy)
     return path, _read_files(files), []
+
+
+def _read_saved(file: Path) -> Tensors:
+    """Read a state_dict that `torch.save` wrote, by itself or with other values."""
+    content = read_plain(file)
+    for name in ("model", "state_dict"):
+        if isinstance(content, dict) and isinstance(content.get(name), dict):
+            content = content[name]
+    if not isinstance(content, dict):
+        what = f"the file has a {type(content).__name__}, no weights"
+        raise UserError(what, f"{INIT_FROM} {file}", "save the model's state_dict()")
+    return {name: value for name, value in content.items() if isinstance(value, Tensor)}
 
 
 def _read_files(files: list[Path]) -> Tensors:

@@ -84,7 +84,7 @@ def draw(project: Project, loader: Any, folder: Path) -> list[Path]:
 
 
 def predict_samples(project: Project, loader: Any, examples: Any) -> list[Batch]:
-    """Return the first `SAMPLES` samples of a loader, at least a batch, and their predictions.
+    """Return the first `SAMPLES` samples of a loader and their predictions.
 
     Both are on the CPU. If `examples.py` has a function `answer(project, batch)`, it makes the
     predictions, maybe only for the first samples of a batch; otherwise the model's `predict` does.
@@ -101,7 +101,11 @@ def predict_samples(project: Project, loader: Any, examples: Any) -> list[Batch]
         present = batch["present"]
         batches.append(present_rows(batch, present))
         answers.append(present_rows(predicted, present))
-    return [joined(batches), joined(answers)]
+    first = slice(examples.SAMPLES)
+    return [
+        {name: values[first] for name, values in joined(both).items()}
+        for both in (batches, answers)
+    ]
 
 
 def report(run: Path) -> list[str]:

@@ -1,0 +1,99 @@
+"""What model.py and dataset.py must return is checked with the first batch: each breach is one line
+that names the file."""
+
+import re
+
+import pytest
+from rendering import replace
+from running import check_run, evaluation_of, one_error, report_of, run
+from test_own_model import EXAMPLE, SHORT, project_with
+
+FORWARD = "model.py, forward"
+PREDICT = "model.py, predict"
+RETURNED = "return Output(loss, total_weight, "
+METRICS = '{} if self.training else {"mse_original": (squares, total_weight)}'
+BUILT = "return Perceptron(settings, facts)"
+# By what is wrong: the text to replace, its replacement, what the line says.
+BREACHES = {
+    "no return in build_model": (BUILT, BUILT.removeprefix("return "), "NoneType.*: model.py"),
+    "no weights": (
+        BUILT,
+        "model = Perceptron(settings, facts)\n"
+        "    for name in ('embeddings', 'layers', 'head'):\n"
+        "        layer = getattr(model, name)\n"
+        "        delattr(model, name)\n"
+        "        model.__dict__[name] = layer\n"
+        "    return model",
+        "no weights.*: model.py",
+    ),
+    "layers in a plain list": (
+        "nn.ModuleList(map(Layer, widths, widths[1:]))",
+        "list(map(Layer, widths, widths[1:]))",
+        "not registered.*: model.py: use nn.ModuleList",
+    ),
+    "a forgotten mask": (" * present  # 0 for padding rows", "", f"padding rows.*{FORWARD}"),
+    "no return in blocks": ("return list(self.layers)", "list(self.layers)", "blocks.*: model.py"),
+    "a loss for each row": (RETURNED, "return Output(error.square(), total_weight, ", FORWARD),
+    "a loss of one row": (RETURNED, "return Output(loss[None], total_weight, ", FORWARD),
+    "a detached loss": (RETURNED, "return Output(loss.detach(), total_weight, ", FORWARD),
+    "a number as loss": (RETURNED, "return Output(loss.item(), total_weight, ", FORWARD),
+    "an int as weight": (RETURNED, "return Output(loss, len(present), ", FORWARD),
+    "a number as metric": (METRICS, '{"mae": error.abs().mean().item()}', f"'mae'.*{FORWARD}"),
+    "a float in a metric": (METRICS, '{"mae": (error.sum().item(), total_weight)}', FORWARD),
+    "a metric that is no sum": (METRICS, '{"mae": (error.abs(), total_weight)}', FORWARD),
+    "a metric that is wrong in evaluation": (
+        METRICS,
+        '{} if self.training else {"mae": 1.0}',
+        f"'mae'.*{FORWARD}",
+    ),
+    "a list of metrics": (METRICS, "[error.abs().mean()]", FORWARD),
+}
+# Other results of `predict`, while `forward` stays right.
+PREDICTIONS = {
+    "without a name": "right",
+    "nested": '{"prediction": {"mean": right}}',
+    "of a wrong size": '{"prediction": right.mean()[None]}',
+    "one for all samples": '{"prediction": right.mean()}',
+}
+
+
+@pytest.mark.parametrize("name", BREACHES)
+def test_a_breach_is_one_line_before_the_first_step(name, tmp_path):
+    old, new, line = BREACHES[name]
+    assert EXAMPLE.count(old) == 1
+    project = project_with(tmp_path, EXAMPLE.replace(old, new))
+    refused = run(project, *SHORT, cwd=tmp_path)
+    one_error(refused, line)
+    assert "step 1/" not in refused.out
+    assert not list((tmp_path / "runs").glob("*"))
+
+
+@pytest.mark.parametrize("name", PREDICTIONS)
+def test_predictions_are_checked_before_the_first_step(name, tmp_path):
+    model = EXAMPLE.replace("predict(", "scores(")
+    wrong = f"""
+    def predict(self, batch):
+        right = self.scores(batch)["prediction"]
+        return {PREDICTIONS[name]}
+
+    def forward(self, batch"""
+    project = project_with(tmp_path, model.replace("\n    def forward(self, batch", wrong))
+    one_error(run(project, *SHORT, cwd=tmp_path), PREDICT)
+
+
+def test_predictions_with_another_axis_than_the_targets_are_named(tmp_path):
+    """(B, 1) minus (B,) is (B, B)."""
+    model = EXAMPLE.replace(".squeeze(1)", "")
+    assert model != EXAMPLE
+    line = one_error(run(project_with(tmp_path, model), *SHORT, cwd=tmp_path), PREDICT)
+    assert re.search(r"\(\d+, 1\).*\(\d+,\)", line), line
+
+
+def test_a_dataset_without_baselines_is_evaluated(tmp_path):
+    project = project_with(tmp_path, EXAMPLE)
+    replace(project / "src/my_training/dataset.py", "def baselines(", "def _baselines(")
+    replace(project / "src/my_training/dataset.py", "= baselines(", "= _baselines(")
+    check_run(project, *SHORT, cwd=tmp_path)
+    assert "mse_original" in check_run(project, "evaluate", cwd=tmp_path).out
+    assert evaluation_of(tmp_path)["baselines"] == {}
+    assert "mse_original" in report_of(tmp_path)

@@ -1,0 +1,365 @@
+"""Faults of running and resuming that users met: each is right, or one line."""
+
+import ctypes
+import json
+import os
+import re
+import shutil
+import signal
+import sys
+from pathlib import Path
+from shlex import split
+from typing import Any
+
+import pytest
+import torch
+from importing import imported
+from made_up import columns, lines, values, written
+from rendering import render
+from running import check_run, evaluations, last_checkpoint, losses, one_error, run
+from safetensors.torch import load_file
+from test_windows import hdf5
+
+TABULAR = render(workload="tabular")
+SMALL = (
+    *("--model.width", "16", "--data.batch_size", "64", "--schedule.warmup_steps", "2"),
+    *("--monitor.every_steps", "1"),
+)
+
+
+def with_hook(folder: Path, source: str, **answers: Any) -> Path:
+    """A tabular project with one hook of its own."""
+    project = shutil.copytree(render(workload="tabular", **answers), folder / "project")
+    (project / "src/my_training/hooks/own.py").write_text(source)
+    return project
+
+
+# ---- the chunk loader alone ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("size", ["auto", 40e-6])
+def test_batches_of_the_chunk_loader_can_be_kept(size, shuffle, tmp_path):
+    targets = values(1000)[:, :1]
+    path = hdf5(tmp_path, targets=targets, features=values(1000))
+    loader_class = imported(render(workload="windows", loader="chunk"), "engine.loader")
+    options = {"chunk_size_gb": size, "device": "cpu", "shuffle": shuffle}
+    with loader_class.ChunkDataLoader(path, 64, **options) as loader:
+        kept = torch.cat([target for _, target in loader])
+    assert kept.unique().equal(torch.from_numpy(targets).unique())
+    with loader_class.ChunkDataLoader(path, 64, reuse=True, **options) as loader:
+        assert torch.cat([target.clone() for _, target in loader]).equal(kept)
+
+
+# ---- evaluations ---------------------------------------------------------------------------------
+
+INTERRUPT = '''"""Receives a signal in an evaluation, as long as the file `interrupt` exists."""
+
+import os
+import signal
+from contextlib import contextmanager
+from pathlib import Path
+
+
+class Hook:
+    @contextmanager
+    def evaluating(self, run):
+        if Path("interrupt").exists():
+            Path("interrupt").unlink()
+            os.kill(os.getpid(), signal.SIGTERM)
+        yield
+'''
+
+
+def killed_before_a_save() -> None:
+    real = os.replace
+
+    def replace(source, target):
+        if "step-" in f"{source} {target}":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(source, target)
+
+    os.replace = replace
+
+
+def test_an_evaluation_that_was_not_saved_is_logged_once(tmp_path):
+    project = with_hook(tmp_path, INTERRUPT)
+    words = (*SMALL, "--training.max_steps", "6", "--evaluation.every_steps", "3")
+    (tmp_path / "interrupt").touch()
+    assert run(project, "train", *words, cwd=tmp_path).code == 143
+    killed = run(project, "train", "--resume", cwd=tmp_path, before=killed_before_a_save)
+    assert killed.code == -signal.SIGKILL
+    assert [step for step, _ in evaluations(tmp_path)] == [3], "logged, but not saved"
+    check_run(project, "train", "--resume", cwd=tmp_path)
+    assert [step for step, _ in evaluations(tmp_path)] == [3, 6]
+    assert [step for step, _ in losses(tmp_path)] == list(range(1, 7))
+
+
+def test_a_higher_patience_continues_a_run_that_stopped_early(tmp_path):
+    words = (*SMALL, "--training.max_steps", "12", "--evaluation.every_steps", "2")
+    words = (*words, "--optimizer.learning_rate", "0.5", "--schedule.name", "constant")
+    patience = "--evaluation.patience"
+    early = check_run(TABULAR, "train", *words, patience, "1", cwd=tmp_path)
+    assert "early stop: 1 evaluations" in early.out
+    steps = losses(tmp_path)[-1][0]
+    assert steps < 12
+    again = check_run(TABULAR, "train", "--resume", cwd=tmp_path)
+    assert f"finished at step {steps} of 12" in again.out
+    done = check_run(TABULAR, "train", "--resume", patience, "100", cwd=tmp_path)
+    assert "finished at step 12 of 12" in done.out
+    assert [step for step, _ in losses(tmp_path)] == list(range(1, 13))
+
+
+# ---- memory --------------------------------------------------------------------------------------
+
+HOARD = '''"""Keeps 60 MB more after each epoch."""
+
+import numpy as np
+
+
+class Hook:
+    def __init__(self):
+        self.kept = []
+
+    def after_step(self, run):
+        if run.progress.batch == 0:
+            self.kept.append(np.ones(60 << 20, np.uint8))
+'''
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory of processes is read from /proc")
+def test_memory_that_grows_a_little_in_each_epoch_is_an_alert(tmp_path):
+    project = with_hook(tmp_path, HOARD, extras=["watch"])
+    words = split("--data.fraction 0.02 --data.batch_size 140 --training.epochs 6")
+    done = check_run(project, "train", "--model.width", "16", *words, cwd=tmp_path)
+    alerts = re.findall("alert: memory: the training process grew by ([0-9]+) MB", done.out)
+    assert len(alerts) == 1, done.out
+    assert 100 < int(alerts[0]) < 200
+
+
+# ---- files that cannot be read or written --------------------------------------------------------
+
+
+def as_other_users() -> None:
+    """Root may read and write everything: give up these two capabilities."""
+    libc = ctypes.CDLL(None)
+    header = (ctypes.c_uint32 * 2)(0x20080522, 0)
+    data = (ctypes.c_uint32 * 6)()
+    libc.capget(header, data)
+    for place in range(3):
+        data[place] &= ~0b110  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
+    assert libc.capset(header, data) == 0
+
+
+def set_mode(folder: Path, mode: int) -> None:
+    for path in [folder, *folder.rglob("*")]:
+        path.chmod(mode | (0o100 if path.is_dir() and mode else 0))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run on prepared data that stopped after 4 of 6 steps."""
+    folder = tmp_path_factory.mktemp("trained")
+    table = written(folder, lines(columns()))
+    words = ("--target", "price", "--task", "regression")
+    check_run(TABULAR, "prepare", "--input", table, *words, cwd=folder)
+    words = (*SMALL, "--training.max_steps", "6", "--max-steps", "4")
+    check_run(TABULAR, "train", "--name", "first", *words, cwd=folder)
+    return folder
+
+
+@pytest.fixture
+def place(trained, tmp_path):
+    shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
+    yield tmp_path
+    set_mode(tmp_path, 0o700)
+
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="capabilities are Linux's")
+
+
+@linux
+def test_a_read_only_run_is_evaluated(place):
+    set_mode(place / "runs", 0o500)
+    done = check_run(TABULAR, "evaluate", cwd=place, before=as_other_users)
+    assert "mse_original" in done.out
+    assert "note: the results are not in runs/first (Permission denied)" in done.out
+    resumed = run(TABULAR, "train", "--resume", cwd=place, before=as_other_users)
+    one_error(resumed, "Permission denied.*runs/first", "permissions")
+
+
+@linux
+@pytest.mark.parametrize("unreadable", ["data", "data/manifest.json"])
+def test_data_that_cannot_be_read_are_not_damaged(unreadable, place):
+    (place / unreadable).chmod(0)
+    for words in (("train", *SMALL), ("train", "--resume"), ("evaluate",)):
+        refused = run(TABULAR, *words, cwd=place, before=as_other_users)
+        assert "damaged" not in one_error(refused, "Permission denied.*data", "permissions")
+
+
+# ---- weights of other programs -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "wrap"),
+    [
+        ("model.pt", lambda state: state),
+        ("pytorch_model.bin", lambda state: {"state_dict": state, "epoch": 3}),
+        ("step-00000003-mine.pt", lambda state: {"model": state, "step": 3}),
+    ],
+)
+def test_a_run_starts_from_what_torch_save_wrote(name, wrap, place):
+    checkpoint = last_checkpoint(place)
+    state = load_file(checkpoint / "model.safetensors")
+    torch.save(wrap(state), place / name)
+    content = (place / name).read_bytes()
+    words = ("train", *SMALL, "--training.max_steps", "1", "--training.init_from")
+    done = check_run(TABULAR, *words, name, cwd=place)
+    (count,) = re.findall(rf"weights of {name}: (\d+) tensors fit; new: nothing", done.out)
+    assert int(count) == sum(tensor.is_floating_point() for tensor in state.values())
+    assert (place / name).read_bytes() == content
+    check_run(TABULAR, *words, f"{checkpoint}", cwd=place)
+    runs = sorted((place / "runs").iterdir(), key=lambda path: path.stat().st_mtime)
+    first = [read_losses(path) for path in runs[-2:]]
+    assert first[0] == first[1], "as from the checkpoint itself"
+
+
+def read_losses(folder: Path) -> list[float]:
+    records = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [record["loss"] for record in records if "split" not in record]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"text", torch.nn.Linear(2, 2), torch.ones(2), [1]],
+    ids=["empty", "text", "module", "tensor", "list"],
+)
+@pytest.mark.first(3)
+def test_a_file_without_weights_is_one_line(content, place):
+    path = place / "model.pt"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        torch.save(content, path)
+    refused = run(TABULAR, "train", *SMALL, "--training.init_from", "model.pt", cwd=place)
+    one_error(refused, "model.pt", "state_dict")
+    assert path.exists()
+
+
+# ---- what a resume needs -------------------------------------------------------------------------
+
+
+def test_a_resume_without_checkpoints_says_so(place):
+    shutil.rmtree(place / "runs/first/checkpoints")
+    done = check_run(TABULAR, "train", "--resume", cwd=place)
+    assert "note: the run has no checkpoint: it starts again at step 0" in done.out
+    assert [step for step, _ in losses(place)] == list(range(1, 7))
+
+
+@pytest.mark.parametrize("deleted", ["data", "data and checkpoints"])
+@pytest.mark.parametrize("sample", [False, True])
+def test_a_resume_without_its_data_is_one_line(deleted, sample, place):
+    shutil.rmtree(place / "data")
+    if "checkpoints" in deleted:
+        shutil.rmtree(place / "runs/first/checkpoints")
+    if sample:
+        check_run(TABULAR, "train", *SMALL, "--training.max_steps", "1", cwd=place)
+    for words in (("train", "--resume", "first"), ("evaluate", "--run", "first")):
+        if words[0] == "train" or deleted == "data":
+            one_error(run(TABULAR, *words, cwd=place), "no prepared data: data: run `prepare")
+    assert (place / "data").exists() == sample
+
+
+SPOIL = '''"""Removes or cuts the prepared data after the first step."""
+
+import os
+
+
+class Hook:
+    def after_step(self, run):
+        for path in run.project.store.folder.glob("*.bin"):
+            CHANGE
+'''
+
+
+@pytest.mark.parametrize("change", ["path.unlink()", "os.truncate(path, 8)"])
+def test_a_file_that_disappears_is_one_line_of_a_worker(change, place):
+    """The worker of the next epoch maps the files."""
+    project = with_hook(place, SPOIL.replace("CHANGE", change), loader="dataloader")
+    words = "--data.num_workers 1 --data.persistent_workers false --training.epochs 3"
+    done = run(project, "train", *SMALL, *words.split(), cwd=place)
+    one_error(done, "the rows of .* are not here", "--data.path")
+
+
+# ---- manifests that somebody sealed --------------------------------------------------------------
+
+
+def changed(manifest: Path, *path: str, value: Any) -> None:
+    """Put another value into a manifest, and seal it again."""
+    content = json.loads(manifest.read_text())
+    inner = content
+    for name in path[:-1]:
+        inner = inner[name]
+    inner[path[-1]] = value
+    imported(TABULAR, "engine.files").write_sealed(
+        manifest, {name: content[name] for name in content if name != "seal"}
+    )
+
+
+WRONG = [None, 3, "text", [1], {"a": [1]}]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        ("workload",),
+        ("source",),
+        ("facts",),
+        ("splits",),
+        ("splits", "train"),
+        ("arrays",),
+        ("arrays", "target"),
+        ("arrays", "target", "shape"),
+        ("arrays", "target", "dtype"),
+        ("arrays", "target", "offset"),
+        ("files",),
+    ],
+    ids=".".join,
+)
+@pytest.mark.first(5)
+def test_a_sealed_manifest_of_data_with_wrong_types_is_one_line(path, place):
+    manifest = place / "data/manifest.json"
+    before = manifest.read_text()
+    right = json.loads(before)
+    for name in path:
+        right = right[name]
+    for value in WRONG:
+        is_free = path in [("facts",), ("source",)]  # what is in them is the workload's
+        if type(value) is type(right) and (is_free or not isinstance(value, dict)):
+            continue
+        manifest.write_text(before)
+        changed(manifest, *path, value=value)
+        one_error(run(TABULAR, "train", "--resume", cwd=place), "data")
+
+
+@pytest.mark.parametrize("split", [[-1, 10], [10, 5], [0, 10**6], [0], [0, 1, 2], [0, 1.5]])
+@pytest.mark.first(3)
+def test_a_split_outside_of_the_rows_is_one_line(split, place):
+    changed(place / "data/manifest.json", "splits", "train", value=split)
+    one_error(run(TABULAR, "train", *SMALL, cwd=place), "the manifest is damaged: data/manifest")
+
+
+@pytest.mark.parametrize("name", ["format", "step", "best", "facts", "aliases", "sha256", "shards"])
+@pytest.mark.first(3)
+def test_a_sealed_manifest_of_a_checkpoint_with_wrong_types_is_one_line(name, place):
+    *others, newest = sorted(last_checkpoint(place).parent.glob("step-*"))
+    for other in others:
+        shutil.rmtree(other)
+    manifest = newest / "manifest.json"
+    before = manifest.read_text()
+    for value in WRONG:
+        if type(value) is not type(json.loads(before)[name]):
+            manifest.write_text(before)
+            changed(manifest, name, value=value)
+            one_error(run(TABULAR, "evaluate", cwd=place), "checkpoint")
+            one_error(run(TABULAR, "train", "--resume", cwd=place), "checkpoint")
