@@ -122,19 +122,22 @@ class Meter:
             kinds["gradient"] = self._norms
         bad_counts = torch.stack([(~finite(values)).sum() for values in kinds.values()])
         counts = self.distributed.sum_over_ranks(bad_counts).tolist()
-        for (kind, values), count in zip(kinds.items(), counts, strict=True):
-            if count:
-                self._raise_non_finite(kind, values)
+        if any(counts):
+            self._raise_non_finite(kinds)
         self._losses = []
 
-    def _raise_non_finite(self, kind: str, values: Steps) -> None:
-        """Raise it for the first step, and for the first rank that saw it."""
-        of_values = zip(values, finite(values).tolist(), strict=True)
-        steps = [step for (step, _), is_finite in of_values if not is_finite]
-        of_ranks = self.distributed.gather_objects(steps)
-        first = min(min(steps) for steps in of_ranks if steps)
-        rank = next(rank for rank, steps in enumerate(of_ranks) if first in steps)
-        raise NonFinite(kind, first, rank)
+    def _raise_non_finite(self, kinds: dict[str, Steps]) -> None:
+        """Raise it for the first step, for its loss rather than its gradient, and its rank."""
+        bad = []
+        for kind, values in kinds.items():
+            for (step, _), is_finite in zip(values, finite(values).tolist(), strict=True):
+                if not is_finite:
+                    bad.append((step, kind != "loss", kind))
+        of_ranks = self.distributed.gather_objects(bad)
+        first = min(min(bad) for bad in of_ranks if bad)
+        rank = next(rank for rank, bad in enumerate(of_ranks) if first in bad)
+        step, _, kind = first
+        raise NonFinite(kind, step, rank)
 
     # --- in checkpoints
 
