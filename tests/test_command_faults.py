@@ -1,8 +1,11 @@
 """Flags, files and settings that were a traceback, a crash or nothing at all: one line each."""
 
 import os
+import re
 import resource
+import shutil
 from pathlib import Path
+from shlex import split
 
 import pytest
 from rendering import render
@@ -79,3 +82,54 @@ def test_files_of_a_run_and_of_the_project_are_read_within_the_same_limits(tmp_p
         one_error(run(TABULAR, *words, cwd=tmp_path), "more than .* levels")
     for words in (("report",), ("compare",)):  # of a run with damaged settings, too
         check_run(TABULAR, *words, cwd=tmp_path)
+
+
+# ---- flags that were ignored
+
+SHORT = split("--training.max_steps 4 --monitor.every_steps 1 --model.width 16")
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    """A folder with a run `a` that stopped at step 2 of 4, and configurations."""
+    folder = tmp_path_factory.mktemp("stopped")
+    check_run(TABULAR, "train", *SHORT, "--name", "a", "--max-steps", "2", cwd=folder)
+    (folder / "other.yaml").write_text("model: {width: 8}\n")
+    (folder / "same.yaml").write_text((folder / "runs/a/config.resolved.yaml").read_text())
+    return folder
+
+
+LONG = "x" * 5_000
+REFUSED = {
+    "train --resume a --name b": "a resumed run keeps its name: --name b: remove it",
+    "train --phase 2 --name b": "there is no phase 2|keeps its name",
+    "train --resume a --config other.yaml": "model.width is 16, not 8: --config other.yaml: remove",
+    "evaluate --run a --config other.yaml": "model.width is 16, not 8: --config other.yaml",
+    "train --max-steps 0": "a run cannot have 0 steps: --max-steps: give at least 1",
+    "train --resume a --max-steps 0": "a run cannot have 0 steps",
+    "train --phase 0": "there is no phase 0: --phase",
+    "train --phase -1": "there is no phase -1: --phase",
+    "train --name=-x": r"run name '-x' is not a plain folder name: --name: use letters",
+    "train --name a\nb": r"run name 'a\\nb' is not",
+    f"train --name {LONG}": "is not a plain folder name",
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_flags_that_cannot_be_followed_are_refused_and_leave_nothing(words, stopped):
+    before = sorted(stopped.rglob("*"))
+    refused = run(TABULAR, *words.split(" "), cwd=stopped)
+    assert len(one_error(refused, REFUSED[words])) < 300
+    assert sorted(stopped.rglob("*")) == before
+
+
+def test_a_configuration_that_a_run_already_has_is_no_error(stopped, tmp_path):
+    shutil.copytree(stopped, tmp_path, dirs_exist_ok=True)
+    check_run(TABULAR, "train", "--resume", "a", "--config", "same.yaml", cwd=tmp_path)
+
+
+def test_the_printed_command_resumes_a_run_with_any_name(tmp_path):
+    words = ("--name", "eine große 'Sache'", "--max-steps", "2")
+    done = check_run(TABULAR, "train", *SHORT, *words, cwd=tmp_path)
+    command = re.findall("`(train --resume .+)`", done.out)[-1]
+    assert "at step 4 of 4" in check_run(TABULAR, *split(command), cwd=tmp_path).out

@@ -22,7 +22,7 @@ from .engine.errors import UserError, UserErrors
 from .engine.explanations import explain
 from .engine.runs import ROOT, prepare_process, project_root, typed_path
 from .engine.signals import end, listen
-from .engine.sources import ALIASES, HINTS, SWITCHES, near
+from .engine.sources import ALIASES, HINTS, SWITCHES, near, show
 from .engine.yaml_text import comments
 
 CONFIG = Path("config.yaml")
@@ -135,22 +135,37 @@ def load_settings(
     arguments: argparse.Namespace, errors: list[UserError], base: Path | None = None
 ) -> Settings:
     """Load the settings from `base`, the file of a run, or without it from the configuration."""
-    config = base or arguments.config
-    if config is None and CONFIG.exists():
-        config = CONFIG
-    settings = load(
-        config and Path(config),
-        arguments.profile,
-        [(key, text) for key, text in vars(arguments).items() if "." in key],
-        os.environ,
-        resolved=base is not None,
+    read = partial(
+        load,
+        profile=arguments.profile,
+        overrides=[(key, text) for key, text in vars(arguments).items() if "." in key],
+        environment=os.environ,
         errors=errors,
     )
-    if config is None:
+    config = arguments.config and Path(arguments.config)
+    if base is not None:
+        settings = read(base, resolved=True)
+        if config is not None:
+            require_same(settings, read(config), str(config))
+    elif config is not None or CONFIG.exists():
+        settings = read(config or CONFIG)
+    else:
+        settings = read()
         print_note(f"no {CONFIG} in {Path.cwd()}: all settings have their defaults")
     for note in settings.notes:
         print_note(note)
     return settings
+
+
+def require_same(settings: Settings, others: Settings, config: str) -> None:
+    """Raise `UserError` if `--config` names a file with other settings than those of the run."""
+    for key in SETTINGS:
+        value = settings.value(key)
+        other = others.value(key)
+        if key != "profiles" and other != value:
+            what = f"a run keeps its settings: {key} is {show(value)}, not {show(other)}"
+            remedy = f"remove --config, or add --{key} VALUE"
+            raise UserError(what, f"--config {config}", remedy)
 
 
 def enter_root() -> None:

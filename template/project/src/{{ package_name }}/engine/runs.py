@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 ROOT = "TRAINING_ROOT"  # the environment's name for another folder than the project's
 SOURCE = Path(__file__).parents[2]
 RUNS = Path("runs")
+NAME_BYTES = 255  # the longest name of a file or folder
 # Any of these marks a folder as a run, however early it died.
 MARKS = ("config.resolved.yaml", "status.json", "env.json", "metrics.jsonl", "checkpoints")
 
@@ -111,9 +112,12 @@ def new_run(name: str | None = None) -> Path:
     candidates = [stamp, *(f"{stamp}_{number}" for number in range(2, 100))]
     if name is not None:
         is_plain = name.strip(" .") == name and Path(name).name == name and "\\" not in name
-        if not name or not is_plain:
-            what = f"run name {name!r} is not a plain folder name"
-            raise UserError(what, "--name", "use letters, digits, - and _")
+        # The commands that the run prints must be readable as such.
+        is_word = name.isprintable() and not name.startswith("-")
+        is_short = len(os.fsencode(name)) <= NAME_BYTES
+        if not (name and is_plain and is_word and is_short):
+            what = f"run name {name[:60]!r} is not a plain folder name"
+            raise UserError(what, "--name", "use letters, digits, - and _, with no - at the start")
         candidates = [name]
 
     # Two runs that start within one second both get a folder: only one `mkdir` succeeds.
