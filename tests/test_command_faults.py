@@ -11,7 +11,7 @@ import pytest
 from rendering import render
 from running import check_run, one_error, run, start
 
-TABULAR = render(workload="tabular", extras=["compare", "ema", "estimate", "watch"])
+TABULAR = render(workload="tabular", extras=["compare", "ema", "estimate", "export", "watch"])
 
 # ---- YAML that no configuration needs
 
@@ -43,7 +43,7 @@ HOSTILE = {
     "blocks": ("profiles:\n" + "".join(" " * n + "-\n" for n in range(1, 400)), "levels"),
     "many values": ("phases: [" + "1, " * 20_000 + "]", "values"),
     "a large file": ("# nothing\n" * 200_000, "bytes"),
-    "a long number": ("training: {epochs: 0x" + "f" * 5_000 + "}", "characters"),
+    "a long number": ("training: {epochs: 0x" + "f" * 5_000 + "}", "digits"),
 }
 
 
@@ -94,6 +94,7 @@ def stopped(tmp_path_factory):
     """A folder with a run `a` that stopped at step 2 of 4, and configurations."""
     folder = tmp_path_factory.mktemp("stopped")
     check_run(TABULAR, "train", *SHORT, "--name", "a", "--max-steps", "2", cwd=folder)
+    (folder / "rows.csv").write_text("a,b\n" + "".join(f"{n},{n * 2}\n" for n in range(40)))
     (folder / "other.yaml").write_text("model: {width: 8}\n")
     (folder / "same.yaml").write_text((folder / "runs/a/config.resolved.yaml").read_text())
     return folder
@@ -133,3 +134,39 @@ def test_the_printed_command_resumes_a_run_with_any_name(tmp_path):
     done = check_run(TABULAR, "train", *SHORT, *words, cwd=tmp_path)
     command = re.findall("`(train --resume .+)`", done.out)[-1]
     assert "at step 4 of 4" in check_run(TABULAR, *split(command), cwd=tmp_path).out
+
+
+# ---- paths that are too long for the system
+
+PATHS = [
+    f"train --config {LONG}",
+    f"train --resume {LONG}",
+    f"train --training.init_from {LONG}",
+    f"train --data.path {LONG}",
+    f"evaluate --run {LONG}",
+    f"report {LONG}",
+    f"compare {LONG} a",
+    f"predict --input {LONG}",
+    f"predict --input {LONG}.csv",
+    f"predict --output {LONG}.csv",
+    f"predict --output {LONG}/a.csv",
+    f"prepare --target b --task regression --input {LONG}",
+    f"prepare --target b --task regression --input {LONG}.csv",
+    f"prepare --target b --task regression --input rows.csv --data.path {LONG}",
+    f"export --output {LONG}",
+    f"doctor --config {LONG}",
+]
+
+
+@pytest.mark.parametrize("words", PATHS)
+def test_a_path_of_5000_characters_is_one_line(words, stopped):
+    before = sorted(stopped.rglob("*"))
+    one_error(run(TABULAR, *words.split(), cwd=stopped), "[Nn]ame too long|no run|does not exist")
+    assert sorted(stopped.rglob("*")) == before
+
+
+def test_a_folder_of_the_environment_with_5000_characters_is_one_line(tmp_path):
+    def place() -> None:
+        os.environ["TRAINING_ROOT"] = LONG
+
+    one_error(run(TABULAR, "report", cwd=tmp_path, before=place), "TRAINING_ROOT|name too long")

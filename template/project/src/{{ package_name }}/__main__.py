@@ -174,7 +174,7 @@ def enter_root() -> None:
     Raises `UserError` if $TRAINING_ROOT is not a folder.
     """
     root = project_root()
-    if not root.is_dir():
+    if not os.path.isdir(root):  # Path.is_dir raises for a path that is too long
         raise UserError("the folder does not exist", f"${ROOT} {root}", "create it, or unset it")
     if not root.samefile(Path.cwd()):
         os.chdir(root)

@@ -42,6 +42,7 @@ KNOWN = {
     "No space left on device|Disk quota exceeded|File too large|PytorchStreamWriter failed": (
         "a file could not be written ({first}): {command}: free some space"
     ),
+    "File name too long": "a path is too long ({first:.60}…): {command}: use a shorter one",
     "Input/output error": "a disk does not read or write ({first}): {command}: check it",
     r"No such file or directory: '.*step-\d{8}": (  # a training removes old checkpoints
         "a checkpoint was removed while it was read ({first}): {command}: run the command again"

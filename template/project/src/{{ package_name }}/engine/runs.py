@@ -54,7 +54,7 @@ def project_root() -> Path:
 def typed_path(word: str) -> str:
     """Make a path absolute if commands run elsewhere: the `type=` of an argument that is a path."""
     root = project_root()
-    is_here = not root.is_dir() or root.samefile(Path.cwd())
+    is_here = not os.path.isdir(root) or root.samefile(Path.cwd())
     return word if is_here else os.path.abspath(word)
 
 
@@ -69,7 +69,7 @@ def typed_run(word: str) -> str:
 
 def is_run(folder: Path) -> bool:
     """Whether `folder` contains a file that a training writes."""
-    return folder.is_dir() and any((folder / mark).exists() for mark in MARKS)
+    return os.path.isdir(folder) and any((folder / mark).exists() for mark in MARKS)
 
 
 def started(run: Path) -> float:

@@ -18,7 +18,7 @@ from .files import read_lines
 MAX_BYTES = 1 << 20
 MAX_VALUES = 10_000
 MAX_LEVELS = 20
-MAX_CHARACTERS = 2_000  # of one value
+MAX_DIGITS = 300  # of a whole number
 
 
 # If PyYAML was built with libyaml, that is ten times as fast.
@@ -34,6 +34,14 @@ class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mis
         return dict(super().construct_mapping(node, deep))
 
 
+def construct_int(loader: Loader, node: yaml.ScalarNode) -> int:
+    """Read a whole number. Python cannot print one of thousands of digits."""
+    if len(node.value) > MAX_DIGITS:
+        problem = f"a number has more than {MAX_DIGITS} digits"
+        raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
+    return int(loader.construct_yaml_int(node))
+
+
 class Dumper(yaml.SafeDumper):
     """Writes YAML that `Loader` reads back unchanged."""
 
@@ -42,6 +50,7 @@ class Dumper(yaml.SafeDumper):
 FLOAT = "tag:yaml.org,2002:float"
 EXPONENT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$")
 yaml.add_implicit_resolver(FLOAT, EXPONENT, list("-+.0123456789"), Loader, Dumper)
+yaml.add_constructor("tag:yaml.org,2002:int", construct_int, Loader)
 
 
 class TooLarge(yaml.MarkedYAMLError):
@@ -108,8 +117,6 @@ def check_extent(text: str) -> None:
                 part = Extent(event.anchor)
                 anchors[part.anchor] = part
                 open_parts[-1].add(part)
-                if len(event.value) > MAX_CHARACTERS:
-                    problem = f"a value has more than {MAX_CHARACTERS:,} characters"
             case yaml.AliasEvent():
                 open_parts[-1].add(anchors.get(event.anchor, Extent()))
         if max(len(open_parts), open_parts[-1].levels) > MAX_LEVELS:
