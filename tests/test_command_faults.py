@@ -1,15 +1,18 @@
 """Flags, files and settings that were a traceback, a crash or nothing at all: one line each."""
 
+import json
 import os
 import re
 import resource
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from shlex import split
 
 import pytest
-from rendering import render
-from running import check_run, one_error, run, start
+from rendering import REPOSITORY, render
+from running import check_run, evaluation_of, one_error, report_of, run, start
 
 TABULAR = render(workload="tabular", extras=["compare", "ema", "estimate", "export", "watch"])
 
@@ -170,3 +173,64 @@ def test_a_folder_of_the_environment_with_5000_characters_is_one_line(tmp_path):
         os.environ["TRAINING_ROOT"] = LONG
 
     one_error(run(TABULAR, "report", cwd=tmp_path, before=place), "TRAINING_ROOT|name too long")
+
+
+# ---- flags that are given twice, or that another program takes
+
+
+def test_each_of_a_repeated_flag_counts_where_it_is_a_list(tmp_path):
+    words = ("--gpu", "h100", "--gpu", "t4", "--price", "h100=2", "--price", "t4=1", "--json")
+    cards = json.loads(check_run(TABULAR, "estimate", *words, cwd=tmp_path).out)
+    prices = {card["card"]: card["epoch_price"] for card in cards}
+    assert prices.keys() >= {"h100", "t4"}
+    assert all(prices[name] > 0 for name in ("h100", "t4"))
+
+
+@pytest.mark.parametrize(
+    ("words", "flags"),
+    [
+        (
+            "--optimizer.learning_rate 1e-3 --optimizer.learning-rate=0.01",
+            "--optimizer.learning_rate",
+        ),
+        ("--no-optimize --profile speed", "--no-optimize, --profile"),
+    ],
+)
+def test_of_flags_that_exclude_each_other_the_last_one_counts_and_a_note_says_it(
+    words, flags, tmp_path
+):
+    said = check_run(TABULAR, "train", "--print-config", *split(words), cwd=tmp_path)
+    assert re.search(f"note: of {flags}.* the last one counts", said.err)
+    assert ("learning_rate: 0.01" in said.out) == ("0.01" in words)
+    once = check_run(TABULAR, "train", "--print-config", "--profile", "speed", cwd=tmp_path)
+    assert "note" not in once.err
+
+
+@pytest.mark.parametrize("spelling", ["--run-name a", "--run_name=a"])
+@pytest.mark.full
+def test_torchrun_evaluates_the_run_that_is_named(spelling, stopped):
+    evaluated_by_torchrun(spelling, stopped)
+
+
+def test_the_flag_of_the_guide_passes_through_torchrun(stopped):
+    page = (REPOSITORY / "docs/several-gpus.md").read_text()
+    (spelling,) = re.findall(r"^torchrun .*-m my_training evaluate (.+) NAME", page, re.MULTILINE)
+    evaluated_by_torchrun(f"{spelling} a", stopped)
+
+
+def evaluated_by_torchrun(flags: str, folder: Path) -> None:
+    launcher = "-m torch.distributed.run --standalone --nproc_per_node=1 -m my_training evaluate"
+    command = [sys.executable, *split(launcher), *flags.split()]
+    environment = {**os.environ, "PYTHONPATH": str(TABULAR / "src")}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "runs/a: test split" in done.stdout
+
+
+def test_evaluate_names_the_weights(stopped):
+    for weights in ("trained", "averaged"):
+        said = check_run(TABULAR, "evaluate", "--weights", weights, cwd=stopped).out
+        assert f"checkpoint of step 2, {weights} weights" in said
+        assert evaluation_of(stopped)["weights"] == weights
+    check_run(TABULAR, "report", cwd=stopped)
+    assert "at step 2, averaged weights" in report_of(stopped)

@@ -91,11 +91,14 @@ def run(words: list[str]) -> int:
     module = import_module(f".commands.{name}", __package__)
 
     parser = parser_of(name, module)
+    words = [spelled(word) for word in words[1:]]
     try:
-        arguments, unknown = parser.parse_known_args([spelled(word) for word in words[1:]])
+        arguments, unknown = parser.parse_known_args(words)
     except SystemExit:  # after --help
         return 0
     errors = parser.unknown(unknown)
+    for note in parser.repeated(words):
+        print_note(note)
     enter_root()
 
     settings = partial(load_settings, arguments, errors)
@@ -198,9 +201,32 @@ def spelled(word: str) -> str:
 class Parser(argparse.ArgumentParser):
     """An ArgumentParser that raises its errors as `UserError`."""
 
+    def __init__(self, **options: Any):
+        self.repeatable: set[str] = set()
+        super().__init__(**options)
+
     def add_argument(self, *names: str, **options: Any) -> argparse.Action:
-        """Declare an argument; a flag gets the spelling that `spelled` returns."""
-        return super().add_argument(*map(spelled, names), **options)
+        """Declare an argument; a flag gets the spelling that `spelled` returns.
+
+        A flag with a list may be repeated: `--gpu a b` and `--gpu a --gpu b` are the same.
+        """
+        if names[0].startswith("--") and options.get("nargs") == "+":
+            options["action"] = "extend"
+        argument = super().add_argument(*map(spelled, names), **options)
+        if options.get("action") in ("append", "extend"):
+            self.repeatable.add(argument.dest)
+        return argument
+
+    def repeated(self, words: list[str]) -> list[str]:
+        """Return a note for flags of which only the last one counts."""
+        flags: dict[str, list[str]] = {}
+        for word in words:
+            flag = word.partition("=")[0]
+            argument = self._option_string_actions.get(flag)
+            if argument is not None and argument.dest not in self.repeatable:
+                flags.setdefault(argument.dest, []).append(flag)
+        same = [given for given in flags.values() if len(given) > 1]
+        return [f"of {', '.join(given)} the last one counts" for given in same]
 
     def error(self, message: str) -> NoReturn:
         raise UserError(message, "command line", f"see `{self.prog} --help`")

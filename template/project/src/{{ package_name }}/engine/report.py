@@ -137,6 +137,8 @@ def evaluation(result: Row) -> list[str]:
     if not result:
         return []
     title = f"Evaluation on {result['split']} at step {result['step']}"
+    if result.get("weights", "trained") != "trained":
+        title += f", {result['weights']} weights"
     return table(title, *side_by_side({"model": result["metrics"], **result["baselines"]}))
 
 
