@@ -234,3 +234,16 @@ def test_evaluate_names_the_weights(stopped):
         assert evaluation_of(stopped)["weights"] == weights
     check_run(TABULAR, "report", cwd=stopped)
     assert "at step 2, averaged weights" in report_of(stopped)
+
+
+def test_a_report_asks_for_its_parts_by_a_name_of_their_own(stopped, tmp_path):
+    """And takes no other function for one, whatever its name and parameters are."""
+    project = shutil.copytree(TABULAR, tmp_path / "project")
+    for folder in ("hooks", "commands"):
+        path = project / f"src/my_training/{folder}/mine.py"
+        lines = f'def report_lines(run):\n    return [f"{folder} of {{run.name}}"]\n'
+        path.write_text(f"{lines}\n\ndef report(run):\n    return ['something else']\n")
+    shutil.copytree(stopped / "runs", tmp_path / "runs")
+    check_run(project, "report", cwd=tmp_path)
+    assert "\nhooks of a\n\ncommands of a\n" in report_of(tmp_path)
+    assert "something else" not in report_of(tmp_path)

@@ -190,7 +190,7 @@ def hours(value: float) -> str:
     return f"{value * 3600:.1f} s"
 
 
-def report(run: Path) -> list[str]:
+def report_lines(run: Path) -> list[str]:
     """Return report lines with the price of a run, at the price per hour in its settings."""
     try:
         settings: Any = read_yaml(run / "config.resolved.yaml")

@@ -27,8 +27,8 @@ CONDITIONS = ("precision", "TF32 in matmuls", "TF32 in cuDNN", "cuDNN benchmark"
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this command. Commands that predict have them, too."""
     add = parser.add_argument
-    run_help = "name or path of the run (default: the newest)"
-    # torchrun takes `--run` for the beginning of a flag of its own, wherever it stands.
+    # torchrun takes `--run` for the beginning of a flag of its own, wherever it is.
+    run_help = "name or path of the run; under torchrun, use --run-name (default: the newest)"
     add("--run", "--run-name", type=typed_run, metavar="RUN", help=run_help)
     add(
         "--checkpoint",
