@@ -12,7 +12,16 @@ from shlex import split
 
 import pytest
 from rendering import REPOSITORY, render
-from running import check_run, evaluation_of, one_error, report_of, run, start
+from running import (
+    check_run,
+    evaluation_of,
+    losses,
+    newest_run,
+    one_error,
+    report_of,
+    run,
+    start,
+)
 
 TABULAR = render(workload="tabular", extras=["compare", "ema", "estimate", "export", "watch"])
 
@@ -247,3 +256,63 @@ def test_a_report_asks_for_its_parts_by_a_name_of_their_own(stopped, tmp_path):
     check_run(project, "report", cwd=tmp_path)
     assert "\nhooks of a\n\ncommands of a\n" in report_of(tmp_path)
     assert "something else" not in report_of(tmp_path)
+
+
+# ---- settings that were left as they are, or left out of a line
+
+
+def test_without_optimizations_the_graphs_are_built_again_with_the_same_losses(tmp_path):
+    project = render(workload="graph")
+    curves = []
+    for number, words in enumerate(((), ("--graph_builder.use_in_training", "false"))):
+        folder = tmp_path / str(number)
+        words = ("train", "--no-optimize", *words, *split("--training.max_steps 3"))
+        check_run(project, *words, *split("--monitor.every_steps 1"), cwd=folder)
+        settings = (newest_run(folder) / "config.resolved.yaml").read_text()
+        assert ("\n  use_in_training: true " in settings) == (number == 0)
+        curves.append(losses(folder))
+    assert curves[0] == curves[1]
+
+
+@pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"])
+def test_a_compile_mode_with_cuda_graphs_is_refused_with_the_modes_that_accumulate(mode, tmp_path):
+    words = f"--compile.enabled true --compile.mode {mode} --training.gradient_accumulation_steps 2"
+    done = run(TABULAR, "train", "--print-config", *words.split(), cwd=tmp_path)
+    if mode.endswith("no-cudagraphs"):
+        assert done.code == 0, done.err
+    else:
+        one_error(done, "set compile.mode to default or max-autotune-no-cudagraphs, or ")
+
+
+def test_watch_says_once_that_it_sees_no_gpu(tmp_path):
+    phases = "phases: [{name: a, steps: 2}, {name: b, steps: 2}]"
+    (tmp_path / "config.yaml").write_text(f"model: {{width: 16}}\n{phases}\n")
+    said = check_run(TABULAR, "train", cwd=tmp_path).out
+    assert said.count("note: watch samples no GPU: ") == 1
+    off = check_run(TABULAR, "train", "--watch.every_seconds", "0", cwd=tmp_path)
+    assert "watch samples" not in off.out
+
+
+@pytest.mark.parametrize("tracked", [False, True])
+def test_a_run_records_the_commit_of_its_own_project(tracked, tmp_path):
+    """Not that of a repository around it, unless the project is a part of that repository."""
+
+    def git(*words: str) -> str:
+        person = ("-c", "user.name=tests", "-c", "user.email=tests@localhost")
+        command = ["git", *person, *words]
+        return subprocess.run(
+            command, cwd=tmp_path, check=True, capture_output=True, text=True
+        ).stdout
+
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "config.yaml").write_text("training: {max_steps: 1}\n")
+    (tmp_path / "outer.txt").write_text("1\n")
+    (tmp_path / ".gitignore").write_text("runs/\ndata/\n.out\n.err\n")
+    git("init", "--quiet")
+    git("add", "." if tracked else "outer.txt", ".gitignore")
+    git("commit", "--quiet", "--message", "work")
+    (tmp_path / "outer.txt").write_text("2\n")
+    check_run(TABULAR, "train", cwd=project)
+    environment = json.loads((newest_run(project) / "env.json").read_text())
+    assert environment["git"] == (git("rev-parse", "--short", "HEAD").strip() if tracked else "")

@@ -196,7 +196,9 @@ def test_what_a_gpu_says(gpu, tmp_path):
 @pytest.mark.parametrize("fault", [None, fake_nvml(nvmlInit=lambda: 1 / 0)])
 def test_without_nvml_the_rest_is_sampled(gpu, tmp_path, monkeypatch, fault):
     monkeypatch.setitem(sys.modules, "pynvml", fault)  # None: not installed
-    sample = watch.Samples(tmp_path, CUDA, 0).sample()
+    watched = watch.Samples(tmp_path, CUDA, 0)
+    assert ("pip install nvidia-ml-py" if fault is None else "division by zero") in watched.unseen
+    sample = watched.sample()
     assert "gpu_percent" not in sample
     assert sample["allocated_mb"] == 5
 

@@ -197,10 +197,15 @@ def versions() -> dict[str, str]:
 
 
 def git_state() -> str:
-    """Return the project's commit, with `+changes` if files differ from it; empty without git."""
+    """Return the project's commit, with `+changes` if files differ from it; empty without git.
+
+    A repository around the project that tracks no file of it has no commit of the project.
+    """
     with suppress(OSError, subprocess.SubprocessError):
-        commit = _git("rev-parse", "--short", "HEAD")
-        if commit and _git("status", "--porcelain"):
+        commit = ""
+        if _git("ls-files", "."):
+            commit = _git("rev-parse", "--short", "HEAD")
+        if commit and _git("status", "--porcelain", "."):
             commit += "+changes"
         return commit
     return ""
