@@ -316,3 +316,20 @@ def test_a_run_records_the_commit_of_its_own_project(tracked, tmp_path):
     check_run(TABULAR, "train", cwd=project)
     environment = json.loads((newest_run(project) / "env.json").read_text())
     assert environment["git"] == (git("rev-parse", "--short", "HEAD").strip() if tracked else "")
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("--training.max_steps 8", "change schedule.name, training.max_steps and training.epochs"),
+        ("--schedule.name linear", "change schedule.name, training.max_steps and training.epochs"),
+        ("--data.batch_size 4", "change data.batch_size × training.gradient_accumulation_steps"),
+        (
+            "--training.init_from b",
+            "cannot change training.init_from from nothing to b: --training.init_from: keep",
+        ),
+    ],
+)
+def test_a_resume_that_is_refused_names_the_settings(words, expected, stopped):
+    refused = run(TABULAR, "train", "--resume", "a", *split(words), cwd=stopped)
+    one_error(refused, expected)

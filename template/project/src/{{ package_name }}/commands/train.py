@@ -33,7 +33,7 @@ MEASURING_SHARE = 1 / 20  # of the minutes: the most that further timed steps ta
 # keeps its number of samples.
 FREE = {"path", "batch_size", "num_workers", "pin_memory", "prefetch_factor", "persistent_workers"}
 FREE |= {"resident", "chunk_size_gb", "dropout", "chunked_loss"}
-FIXED = ("reproducibility.seed", "optimizer.name")
+FIXED = ("reproducibility.seed", "optimizer.name", "training.init_from")
 EVALUATION_SHARE = 1 / 4  # of the minutes: the most that evaluations take
 
 
@@ -172,7 +172,8 @@ def changes(folder: Path, settings: Settings) -> dict[str, object]:
             continue
         is_fixed = section in ("data", "model") and name not in FREE
         if key in FIXED or is_fixed:
-            what = f"a resumed run cannot change {key} from {old} to {settings.value(key)}"
+            former = "nothing" if old == "" else old
+            what = f"a resumed run cannot change {key} from {former} to {settings.value(key)}"
             raise UserError(what, origin, "keep the value, or start a new run")
         changed[key] = old
     return changed
