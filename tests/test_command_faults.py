@@ -11,7 +11,7 @@ from pathlib import Path
 from shlex import split
 
 import pytest
-from rendering import REPOSITORY, render
+from rendering import REPOSITORY, render, replace
 from running import (
     check_run,
     evaluation_of,
@@ -326,10 +326,42 @@ def test_a_run_records_the_commit_of_its_own_project(tracked, tmp_path):
         ("--data.batch_size 4", "change data.batch_size × training.gradient_accumulation_steps"),
         (
             "--training.init_from b",
-            "cannot change training.init_from from nothing to b: --training.init_from: keep",
+            "cannot change training.init_from from nothing to b: .*: keep",
         ),
     ],
 )
 def test_a_resume_that_is_refused_names_the_settings(words, expected, stopped):
     refused = run(TABULAR, "train", "--resume", "a", *split(words), cwd=stopped)
     one_error(refused, expected)
+
+
+IMPORTS = {
+    "import einops": "einops cannot be loaded: .*: add it to the dependencies in pyproject.toml",
+    "from einops.layers import torch": "einops cannot .* add it to the dependencies",
+    "from torch import nope": "torch cannot be loaded: cannot import name 'nope' .*: correct the import",
+    "import torch.nope": "torch cannot be loaded: .*: correct the import",
+    "import tiktoken_next": "add it to the dependencies",
+}
+
+
+@pytest.mark.parametrize("line", IMPORTS)
+def test_an_import_that_fails_in_a_model_says_what_installs_it(line, tmp_path):
+    project = shutil.copytree(TABULAR, tmp_path / "project")
+    model = project / "src/my_training/model.py"
+    replace(model, "\nimport torch\n", f"\n{line}\nimport torch\n")
+    one_error(run(project, "train", cwd=tmp_path), IMPORTS[line])
+
+
+def test_a_library_of_one_s_own_is_installed_by_make_setup_once_pyproject_names_it(tmp_path):
+    project = shutil.copytree(TABULAR, tmp_path / "project")
+    replace(
+        project / "src/my_training/model.py",
+        "\nimport torch\n",
+        "\nimport einops_x\nimport torch\n",
+    )
+    replace(project / "pyproject.toml", '\n  "tqdm', '\n  "einops-x>=1",\n  "tqdm')
+
+    def leave_root() -> None:
+        del os.environ["TRAINING_ROOT"]
+
+    one_error(run(project, "train", cwd=project, before=leave_root), "`make setup` installs it")
