@@ -321,9 +321,9 @@ def test_a_run_records_the_commit_of_its_own_project(tracked, tmp_path):
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ("--training.max_steps 8", "change schedule.name, training.max_steps and training.epochs"),
-        ("--schedule.name linear", "change schedule.name, training.max_steps and training.epochs"),
-        ("--data.batch_size 4", "change data.batch_size × training.gradient_accumulation_steps"),
+        ("--training.max_steps 8", r"back \(schedule.name, training.max_steps, training.epochs or"),
+        ("--schedule.name linear", r"back \(schedule.name, training.max_steps, training.epochs or"),
+        ("--data.batch_size 4", r"back \(data.batch_size × training.gradient_accumulation_steps"),
         (
             "--training.init_from b",
             "cannot change training.init_from from nothing to b: .*: keep",

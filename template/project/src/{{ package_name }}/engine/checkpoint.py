@@ -164,8 +164,10 @@ class Checkpoint:
             saved_value = manifest["facts"].get(name)
             if saved_value != value:
                 what = f"{name} was {saved_value} in the checkpoint and is {value} now"
-                settings = self.settings.get(name, "it")
-                remedy = f"change {settings} back, or start a new run"
+                remedy = "change it back"
+                if name in self.settings:
+                    remedy += f" ({self.settings[name]})"
+                remedy += ", or start a new run"
                 raise UserError(what, str(manifest["path"]), remedy)
         self._restore(manifest, self.parts)
         return manifest

@@ -28,7 +28,7 @@ FAILED = 255  # the ranks agree on it after one of them called `fail`; no signal
 DECIDED_BY = {
     "data": "data.path",
     "samples a step": "data.batch_size × training.gradient_accumulation_steps × processes",
-    "schedule": "schedule.name, training.max_steps and training.epochs, or the steps in phases,",
+    "schedule": "schedule.name, training.max_steps, training.epochs or phases",
 }
 
 
