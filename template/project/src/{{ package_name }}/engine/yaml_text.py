@@ -34,7 +34,7 @@ class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mis
         return dict(super().construct_mapping(node, deep))
 
 
-def construct_int(loader: Loader, node: yaml.ScalarNode) -> int:
+def construct_int(loader: Loader, node: Any) -> int:
     """Read a whole number. Python cannot print one of thousands of digits."""
     if len(node.value) > MAX_DIGITS:
         problem = f"a number has more than {MAX_DIGITS} digits"
@@ -102,6 +102,7 @@ def check_extent(text: str) -> None:
     """Raise `TooLarge` for a document beyond the limits, before its values are made."""
     open_parts = [Extent()]
     anchors: dict[str | None, Extent] = {}
+    event: Any
     for event in yaml.parse(text, Loader):
         problem = ""
         match event:
