@@ -115,7 +115,7 @@ def stopped(tmp_path_factory):
 LONG = "x" * 5_000
 REFUSED = {
     "train --resume a --name b": "a resumed run keeps its name: --name b: remove it",
-    "train --phase 2 --name b": "there is no phase 2|keeps its name",
+    "train --phase 2 --name b": "a resumed run keeps its name",
     "train --resume a --config other.yaml": "model.width is 16, not 8: --config other.yaml: remove",
     "evaluate --run a --config other.yaml": "model.width is 16, not 8: --config other.yaml",
     "train --max-steps 0": "a run cannot have 0 steps: --max-steps: give at least 1",
