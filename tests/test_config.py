@@ -515,13 +515,13 @@ class Hook:
         import torch
 
 
-def report(folder: "Path"):
+def report_lines(folder: "Path"):
     return ["seen"]
 '''
 # (file, content): that no schema, help or page of a run imports or takes for something else
 OTHERS = {
     "heavy": "import torch\n\n\nclass Hook:\n    pass\n",
-    "text": '"""class Hook\nclass Sections:\ndef report(run)\n"""\nimport no_such_module\n',
+    "text": '"""class Hook\nclass Sections:\ndef report_lines(run)\n"""\nimport no_such_module\n',
 }
 
 

@@ -484,11 +484,13 @@ def test_the_slurm_job_saves_requeues_and_resumes(place, undisturbed):
         "SLURM_JOB_ID": number,
         "SLURM_JOB_NODELIST": "node[1-2]",
     }
-    job = ["bash", str(script), *TABULAR]
+    (folder / "mine.yaml").write_text((project / "config.yaml").read_text())
+    job = ["bash", str(script), "--config", "mine.yaml", *TABULAR]
     first = subprocess.run(job, env={**environment, "ROWS": "5"}, capture_output=True, text=True)
     assert first.returncode == 143, first.stderr
     assert (folder / "requeued").read_text() == f"requeue {number}\n"
     assert status(folder)["state"] == "stopped"
+    (folder / "mine.yaml").write_text("model: {width: 8}\n")  # for the next experiment
     second = subprocess.run(job, env=environment, capture_output=True, text=True)
     assert second.returncode == 0, second.stderr
     assert (folder / "requeued").read_text().count("\n") == 1

@@ -122,7 +122,7 @@ class Hook:
         self.kept = []
 
     def after_step(self, run):
-        if run.progress.batch == 0:
+        if run.step % run.steps_per_epoch == 0:
             self.kept.append(np.ones(60 << 20, np.uint8))
 '''
 

@@ -196,7 +196,9 @@ def test_what_a_gpu_says(gpu, tmp_path):
 @pytest.mark.parametrize("fault", [None, fake_nvml(nvmlInit=lambda: 1 / 0)])
 def test_without_nvml_the_rest_is_sampled(gpu, tmp_path, monkeypatch, fault):
     monkeypatch.setitem(sys.modules, "pynvml", fault)  # None: not installed
-    sample = watch.Samples(tmp_path, CUDA, 0).sample()
+    watched = watch.Samples(tmp_path, CUDA, 0)
+    assert ("pip install nvidia-ml-py" if fault is None else "division by zero") in watched.unseen
+    sample = watched.sample()
     assert "gpu_percent" not in sample
     assert sample["allocated_mb"] == 5
 
@@ -268,7 +270,7 @@ def test_how_the_machine_was_used(tmp_path):
     lines = ["time,gpu_percent,roof_percent,power_w,host_mb", "1,80,51,,100", "2,90,51,,300"]
     lines += ["3,10,51,,200", "4,cut"]
     (tmp_path / "system.csv").write_text("\n".join(lines))
-    page = "\n".join(watch.report(tmp_path))
+    page = "\n".join(watch.report_lines(tmp_path))
     for expected in (
         "## Use of the machine\n\n|  | median | lowest | highest |",
         "| GPU busy, % | 80 | 10 | 90 |",
@@ -277,7 +279,7 @@ def test_how_the_machine_was_used(tmp_path):
     ):
         assert expected in page
     assert "power, W" not in page
-    assert watch.report(tmp_path / "nowhere") == []
+    assert watch.report_lines(tmp_path / "nowhere") == []
 
 
 def full(command: str, error: Exception) -> Callable[[], None]:

@@ -155,8 +155,12 @@ def test_a_resumed_run_continues_from_its_own_weights(framework, place):
     expected = (losses(place), weights(place))
     assert train(place, *words, "--max-steps", "5", framework=framework).code == 0
     shutil.rmtree(place / "runs/source")  # it is not needed any more
-    result = train(place, "--resume", FROM, "other", framework=framework)
+    one_error(
+        train(place, "--resume", FROM, "other", framework=framework), "cannot change .*init_from"
+    )
+    result = train(place, "--resume", FROM, "source", framework=framework)
     assert "note: --training.init_from has no effect" in result.out
+    assert "it was" not in result.out
     assert (losses(place), weights(place)) == expected
 
 

@@ -12,10 +12,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import yaml
-
 from ..engine.errors import UserError
 from ..engine.gpus import Card, features, resolve_precision
+from ..engine.yaml_text import read_yaml
 from ..measure.measurements import Measurements, Plan, environment
 from ..measure.trials import LOADER, Overrides, Trials, card_here, changed
 
@@ -65,7 +64,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
     if min(arguments.warmup, arguments.steps, arguments.processes) < 1:
         what = "--steps, --warmup and --processes must be at least 1"
         raise UserError(what, "command line", "use a larger number")
-    own = yaml.safe_load(OWN.read_text(encoding="utf-8"))
+    own: Any = read_yaml(OWN)
     size = arguments.model_size
     if size and size not in own["sizes"]:
         remedy = f"choose from {', '.join(own['sizes'])}"

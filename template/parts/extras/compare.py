@@ -16,6 +16,7 @@ from ..engine.files import read_json, write_text
 from ..engine.record import Record, numbers, read_run
 from ..engine.report import Cells, aligned, draw, duration, markdown, plot, table, tidy
 from ..engine.runs import RUNS, all_runs, find_run, typed_run
+from ..engine.yaml_text import read_yaml
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -84,9 +85,10 @@ def read_settings(folder: Path) -> dict[str, str]:
     The result is empty if the run has no readable settings.
     """
     settings: dict[str, str] = {}
-    with suppress(OSError, yaml.YAMLError):
-        text = (folder / "config.resolved.yaml").read_text(encoding="utf-8")
-        for section, values in yaml.load(text, yaml.BaseLoader).items():
+    with suppress(OSError, UserError):
+        # This loader keeps values as they are written.
+        tree: Any = read_yaml(folder / "config.resolved.yaml", yaml.BaseLoader)
+        for section, values in tree.items():
             if isinstance(values, dict):
                 for name, value in values.items():
                     settings[f"{section}.{name}"] = str(value)

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
 from pydantic import Field
 
 from ..engine import gpus
@@ -16,6 +15,7 @@ from ..engine.config import Section, defaults
 from ..engine.errors import UserError
 from ..engine.record import numbers, read_run
 from ..engine.sources import near
+from ..engine.yaml_text import read_yaml
 
 if TYPE_CHECKING:
     from ..config import Settings
@@ -190,12 +190,12 @@ def hours(value: float) -> str:
     return f"{value * 3600:.1f} s"
 
 
-def report(run: Path) -> list[str]:
+def report_lines(run: Path) -> list[str]:
     """Return report lines with the price of a run, at the price per hour in its settings."""
     try:
-        settings = yaml.safe_load((run / "config.resolved.yaml").read_text(encoding="utf-8"))
+        settings: Any = read_yaml(run / "config.resolved.yaml")
         price = settings["estimate"]["price_per_hour"]
-    except (OSError, yaml.YAMLError, KeyError, TypeError):
+    except (OSError, UserError, KeyError, TypeError):
         return []  # a run from before this command was added, or a damaged file
     seconds = seconds_spent(run)
     if not price or not seconds:

@@ -78,6 +78,7 @@ class Hook:
 
     trials = False
     watches = False
+    has_noted = False  # of the class: a run has a hook for each of its phases
 
     def start(self, run: Run) -> None:
         """Start to sample, and catch the first batch."""
@@ -87,6 +88,9 @@ class Hook:
             return
         self.watches = True
         self.samples = Samples(run.folder, project.device, self.every)
+        if self.samples.unseen and not Hook.has_noted:
+            Hook.has_noted = True
+            run.monitor.line(f"note: watch samples no GPU: {self.samples.unseen}")
         self.leaks = Leaks(project.device)
         self.epoch, _, _ = run.place_of(run.step_of_phase)
         self.checked = self.epoch
@@ -192,9 +196,7 @@ class Samples:
         self.seconds = seconds
         self.roof_percent = 0.0  # at the last log entry; 0 if unknown
         self.taken: list[Sample] = []  # samples since the last `means`
-        self._sensors: Callable[[], Sample] = dict
-        if device.type == "cuda":
-            self._sensors = sensors(device)
+        self._sensors, self.unseen = sensors(device)
         self._before = (time.perf_counter(), time.process_time(), cpu_ticks())
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
@@ -273,21 +275,25 @@ class Samples:
             self._thread.join()
 
 
-def sensors(device: torch.device) -> Callable[[], Sample]:
+def sensors(device: torch.device) -> tuple[Callable[[], Sample], str]:
     """Return a function that reads utilization, memory, power and clocks of a GPU.
 
-    The function returns an empty dictionary if NVML is not available.
+    The text is the reason why the function reads nothing; empty if it does.
     """
     import torch
 
+    if device.type != "cuda":
+        return dict, "this run is on the CPU"
     try:
         nvml = importlib.import_module("pynvml")
         nvml.nvmlInit()
         # Use the UUID, because CUDA_VISIBLE_DEVICES renumbers torch's devices but not NVML's.
         uuid = torch.cuda.get_device_properties(device).uuid
         gpu = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
-    except Exception:
-        return dict  # no package, an old driver, a container without NVML
+    except ImportError:
+        return dict, "nvidia-ml-py is not installed: run `pip install nvidia-ml-py`"
+    except Exception as error:  # an old driver, a container without NVML
+        return dict, f"NVML cannot read it ({error})"
     queries: dict[str, Callable[[], float]] = {
         "gpu_percent": lambda: nvml.nvmlDeviceGetUtilizationRates(gpu).gpu,
         "gpu_memory_mb": lambda: nvml.nvmlDeviceGetMemoryInfo(gpu).used / MB,
@@ -305,7 +311,7 @@ def sensors(device: torch.device) -> Callable[[], Sample]:
                 row[name] = float(query())
         return row
 
-    return read
+    return read, ""
 
 
 def cpu_ticks() -> tuple[int, int] | None:
@@ -405,7 +411,7 @@ def judge(waits: float, roof: float, means: Sample, settings: Any) -> tuple[str,
     return kind, f"{kind}: {what}: {why}: {remedy}"
 
 
-def report(run: Path) -> list[str]:
+def report_lines(run: Path) -> list[str]:
     """Return a table for report.md with median, minimum and maximum of each column."""
     columns: dict[str, list[float]] = defaultdict(list)
     try:

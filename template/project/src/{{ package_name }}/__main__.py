@@ -22,7 +22,7 @@ from .engine.errors import UserError, UserErrors
 from .engine.explanations import explain
 from .engine.runs import ROOT, prepare_process, project_root, typed_path
 from .engine.signals import end, listen
-from .engine.sources import ALIASES, HINTS, SWITCHES, near
+from .engine.sources import ALIASES, HINTS, SWITCHES, near, show
 from .engine.yaml_text import comments
 
 CONFIG = Path("config.yaml")
@@ -91,11 +91,14 @@ def run(words: list[str]) -> int:
     module = import_module(f".commands.{name}", __package__)
 
     parser = parser_of(name, module)
+    words = [spelled(word) for word in words[1:]]
     try:
-        arguments, unknown = parser.parse_known_args([spelled(word) for word in words[1:]])
+        arguments, unknown = parser.parse_known_args(words)
     except SystemExit:  # after --help
         return 0
     errors = parser.unknown(unknown)
+    for note in parser.repeated(words):
+        print_note(note)
     enter_root()
 
     settings = partial(load_settings, arguments, errors)
@@ -135,22 +138,37 @@ def load_settings(
     arguments: argparse.Namespace, errors: list[UserError], base: Path | None = None
 ) -> Settings:
     """Load the settings from `base`, the file of a run, or without it from the configuration."""
-    config = base or arguments.config
-    if config is None and CONFIG.exists():
-        config = CONFIG
-    settings = load(
-        config and Path(config),
-        arguments.profile,
-        [(key, text) for key, text in vars(arguments).items() if "." in key],
-        os.environ,
-        resolved=base is not None,
+    read = partial(
+        load,
+        profile=arguments.profile,
+        overrides=[(key, text) for key, text in vars(arguments).items() if "." in key],
+        environment=os.environ,
         errors=errors,
     )
-    if config is None:
+    config = arguments.config and Path(arguments.config)
+    if base is not None:
+        settings = read(base, resolved=True)
+        if config is not None:
+            require_same(settings, read(config), str(config))
+    elif config is not None or CONFIG.exists():
+        settings = read(config or CONFIG)
+    else:
+        settings = read()
         print_note(f"no {CONFIG} in {Path.cwd()}: all settings have their defaults")
     for note in settings.notes:
         print_note(note)
     return settings
+
+
+def require_same(settings: Settings, others: Settings, config: str) -> None:
+    """Raise `UserError` if `--config` names a file with other settings than those of the run."""
+    for key in SETTINGS:
+        value = settings.value(key)
+        other = others.value(key)
+        if key != "profiles" and other != value:
+            what = f"a run keeps its settings: {key} is {show(value)}, not {show(other)}"
+            remedy = f"remove --config, or add --{key} VALUE"
+            raise UserError(what, f"--config {config}", remedy)
 
 
 def enter_root() -> None:
@@ -159,7 +177,7 @@ def enter_root() -> None:
     Raises `UserError` if $TRAINING_ROOT is not a folder.
     """
     root = project_root()
-    if not root.is_dir():
+    if not os.path.isdir(root):  # Path.is_dir raises for a path that is too long
         raise UserError("the folder does not exist", f"${ROOT} {root}", "create it, or unset it")
     if not root.samefile(Path.cwd()):
         os.chdir(root)
@@ -183,9 +201,32 @@ def spelled(word: str) -> str:
 class Parser(argparse.ArgumentParser):
     """An ArgumentParser that raises its errors as `UserError`."""
 
+    def __init__(self, **options: Any):
+        self.repeatable: set[str] = set()
+        super().__init__(**options)
+
     def add_argument(self, *names: str, **options: Any) -> argparse.Action:
-        """Declare an argument; a flag gets the spelling that `spelled` returns."""
-        return super().add_argument(*map(spelled, names), **options)
+        """Declare an argument; a flag gets the spelling that `spelled` returns.
+
+        A flag with a list may be repeated: `--gpu a b` and `--gpu a --gpu b` are the same.
+        """
+        if names[0].startswith("--") and options.get("nargs") == "+":
+            options["action"] = "extend"
+        argument = super().add_argument(*map(spelled, names), **options)
+        if options.get("action") in ("append", "extend"):
+            self.repeatable.add(argument.dest)
+        return argument
+
+    def repeated(self, words: list[str]) -> list[str]:
+        """Return a note for flags of which only the last one counts."""
+        flags: dict[str, list[str]] = {}
+        for word in words:
+            flag = word.partition("=")[0]
+            argument = self._option_string_actions.get(flag)
+            if argument is not None and argument.dest not in self.repeatable:
+                flags.setdefault(argument.dest, []).append(flag)
+        same = [given for given in flags.values() if len(given) > 1]
+        return [f"of {', '.join(given)} the last one counts" for given in same]
 
     def error(self, message: str) -> NoReturn:
         raise UserError(message, "command line", f"see `{self.prog} --help`")

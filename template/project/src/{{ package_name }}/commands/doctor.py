@@ -17,7 +17,7 @@ from ..engine import gpus
 from ..engine.errors import UserError
 from ..engine.explanations import explain
 from ..engine.runs import device_line, versions
-from ..engine.yaml_text import parse
+from ..engine.yaml_text import read_yaml
 
 if TYPE_CHECKING:
     from ..config import Settings
@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace, load: Callable[[], Settings]) -> int:
     card = gpus.this_card()
     answers: Any = {}
     if ANSWERS.exists():
-        answers = parse(ANSWERS.read_text(encoding="utf-8"))
+        answers = read_yaml(ANSWERS)
     checks: dict[str, Callable[[], Finding]] = {
         "driver": lambda: check_driver(card, answers),
         "wheel": lambda: check_wheel(card),

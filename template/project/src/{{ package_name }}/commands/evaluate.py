@@ -27,8 +27,9 @@ CONDITIONS = ("precision", "TF32 in matmuls", "TF32 in cuDNN", "cuDNN benchmark"
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this command. Commands that predict have them, too."""
     add = parser.add_argument
-    run_help = "name or path of the run (default: the newest)"
-    add("--run", type=typed_run, metavar="RUN", help=run_help)
+    # torchrun takes `--run` for the beginning of a flag of its own, wherever it is.
+    run_help = "name or path of the run; under torchrun, use --run-name (default: the newest)"
+    add("--run", "--run-name", type=typed_run, metavar="RUN", help=run_help)
     add(
         "--checkpoint",
         choices=["best", "last"],
@@ -65,7 +66,9 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
 
     metrics = project.finish(sums, split)
     baselines = project.baselines(split)
-    result = {"split": split, "step": step, "metrics": metrics, "baselines": baselines}
+    weights = getattr(arguments, "weights", "trained")
+    result = {"split": split, "step": step, "weights": weights}
+    result |= {"metrics": metrics, "baselines": baselines}
     try:
         write_json(folder / "evaluation.json", result)
         tracker = Tracker(folder, project.settings)
@@ -77,7 +80,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
 
     count = loader.order.count
     print(f"{device_line(project.device)}, {conditions(project)}")
-    print(f"{folder}: {split} split, checkpoint of step {step}")
+    print(f"{folder}: {split} split, checkpoint of step {step}, {weights} weights")
     print(f"{count:,} samples in {seconds:.1f} s, {count / seconds:,.0f} samples/s")
     print("\n".join(aligned(*side_by_side({"model": metrics, **baselines}))))
 

@@ -6,6 +6,7 @@ import argparse
 import gc
 import io
 import math
+import shlex
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, redirect_stdout
@@ -32,7 +33,7 @@ MEASURING_SHARE = 1 / 20  # of the minutes: the most that further timed steps ta
 # keeps its number of samples.
 FREE = {"path", "batch_size", "num_workers", "pin_memory", "prefetch_factor", "persistent_workers"}
 FREE |= {"resident", "chunk_size_gb", "dropout", "chunked_loss"}
-FIXED = ("reproducibility.seed", "optimizer.name")
+FIXED = ("reproducibility.seed", "optimizer.name", "training.init_from")
 EVALUATION_SHARE = 1 / 4  # of the minutes: the most that evaluations take
 
 
@@ -43,11 +44,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--resume", nargs="?", const="", type=typed_run, metavar="RUN", help=resume)
     add("--name", help="name of the new run (default: date and time)")
     stop = "stop this call after step N; training.max_steps shortens the schedule, too"
-    add("--max-steps", type=int, default=0, metavar="N", help=stop)
+    add("--max-steps", type=int, metavar="N", help=stop)
     minutes = "train for about N minutes on this machine, but no more steps than the settings allow"
     add("--minutes", type=float, metavar="N", help=minutes)
     phase = "train phase N only (counted from 1), from the end of the phase before it"
-    add("--phase", type=int, default=0, metavar="N", help=phase)
+    add("--phase", type=int, metavar="N", help=phase)
     off = "turn every optimization off, for a comparison; the same as --profile unoptimized"
     add("--no-optimize", dest="profile", action="store_const", const="unoptimized", help=off)
 
@@ -56,7 +57,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
     """Train; return 0, or 128 + the signal that ended it (143 SIGTERM, 130 SIGINT)."""
     folder = resumed_folder(arguments)
     settings = load(folder / "config.resolved.yaml" if folder else None)
-    if arguments.phase:
+    if arguments.phase is not None:
         settings.phase(arguments.phase)  # raises if there is no such phase
 
     from ..engine.distributed import Distributed
@@ -66,6 +67,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
         if folder is None:
             folder = distributed.restarted(arguments.name)
             if folder is not None:
+                arguments.config = None  # the first start has read it
                 settings = load(folder / "config.resolved.yaml")
         return train(arguments, settings, folder, distributed)
     finally:
@@ -74,7 +76,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
 
 def resumed_folder(arguments: argparse.Namespace) -> Path | None:
     """Return the folder of the run to resume; None for a new run. Raises `UserError`."""
-    if arguments.max_steps < 0:
+    if arguments.max_steps is not None and arguments.max_steps < 1:
         what = f"a run cannot have {arguments.max_steps} steps"
         raise UserError(what, "--max-steps", "give at least 1")
     minutes = arguments.minutes
@@ -83,8 +85,11 @@ def resumed_folder(arguments: argparse.Namespace) -> Path | None:
         raise UserError(what, "--minutes", "give a number above 0, or resume without it")
 
     # A later phase continues the newest run.
-    if arguments.resume is None and arguments.phase <= 1:
+    if arguments.resume is None and (arguments.phase or 1) <= 1:
         return None
+    if arguments.name is not None:
+        remedy = "remove it, or start a new run"
+        raise UserError("a resumed run keeps its name", f"--name {arguments.name}", remedy)
     return find_run(arguments.resume)
 
 
@@ -128,12 +133,12 @@ def train(
             settings,
             build,
             distributed,
-            limit=arguments.max_steps,
+            limit=arguments.max_steps or 0,
             resumed=resumed is not None,
             changed=changed,
         )
         with session:
-            for run in session.phases(arguments.phase):
+            for run in session.phases(arguments.phase or 0):
                 train_run(run)
 
     if distributed.is_main:
@@ -151,7 +156,8 @@ def print_end(session: Session) -> None:
     if session.finished:
         print(f"finished {where}: {session.folder / 'report.md'}")
     else:
-        print(f"stopped {where}: `train --resume {session.folder.name}` continues it")
+        name = shlex.quote(session.folder.name)
+        print(f"stopped {where}: `train --resume {name}` continues it")
 
 
 def changes(folder: Path, settings: Settings) -> dict[str, object]:
@@ -170,7 +176,8 @@ def changes(folder: Path, settings: Settings) -> dict[str, object]:
             continue
         is_fixed = section in ("data", "model") and name not in FREE
         if key in FIXED or is_fixed:
-            what = f"a resumed run cannot change {key} from {old} to {settings.value(key)}"
+            former = "nothing" if old == "" else old
+            what = f"a resumed run cannot change {key} from {former} to {settings.value(key)}"
             raise UserError(what, origin, "keep the value, or start a new run")
         changed[key] = old
     return changed

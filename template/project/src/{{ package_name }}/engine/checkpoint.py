@@ -61,7 +61,8 @@ class Checkpoint:
     parts: by name, anything with `state_dict` and `load_state_dict`.
 
     keep: how many of the newest stay, in addition to the best one. must_match: plain values stored
-    in the manifest, which must be the same on resume, such as the data and the schedule.
+    in the manifest, which must be the same on resume, such as the data and the schedule. settings:
+    what decides such a value, for the error.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class Checkpoint:
         distributed: Distributed,
         keep: int = 2,
         must_match: dict[str, Any] | None = None,
+        settings: dict[str, str] | None = None,
         **parts: Any,
     ):
         self.folder = folder
@@ -77,6 +79,7 @@ class Checkpoint:
         self.distributed = distributed
         self.keep = keep
         self.must_match = must_match or {}
+        self.settings = settings or {}
         self.parts = parts
         self.skipped: list[str] = []
         self.best_step = 0  # of the best checkpoint so far; 0 before there is one
@@ -172,7 +175,10 @@ class Checkpoint:
             saved_value = manifest["facts"].get(name)
             if saved_value != value:
                 what = f"{name} was {saved_value} in the checkpoint and is {value} now"
-                remedy = "change it back, or start a new run"
+                remedy = "change it back"
+                if name in self.settings:
+                    remedy += f" ({self.settings[name]})"
+                remedy += ", or start a new run"
                 raise UserError(what, str(manifest["path"]), remedy)
         self._restore(manifest, self.parts)
         return manifest

@@ -301,7 +301,8 @@ class Settings(Section):
         if graphs and self.training.gradient_accumulation_steps > 1:
             keys = ["compile.mode", "training.gradient_accumulation_steps"]
             what = f"compile.mode {mode} overwrites accumulated gradients (pytorch#169545)"
-            yield what, keys, f"set {keys[0]} to default or {keys[1]} to 1"
+            modes = "default or max-autotune-no-cudagraphs"
+            yield what, keys, f"set {keys[0]} to {modes}, or {keys[1]} to 1"
         if self.reproducibility.deterministic and self.training.cudnn_benchmark:
             keys = ["reproducibility.deterministic", "training.cudnn_benchmark"]
             what = "cudnn_benchmark picks kernels by time, so runs differ"

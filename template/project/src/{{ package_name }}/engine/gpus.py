@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .errors import UserError
-from .yaml_text import parse
+from .yaml_text import read_yaml
 
 if TYPE_CHECKING:
     import torch
@@ -80,7 +80,7 @@ def this_card(device: torch.device | None = None) -> Card:
 @cache
 def table() -> dict[str, Gpu]:
     """Return every GPU of the table by its key."""
-    rows: Any = parse(TABLE.read_text(encoding="utf-8"))
+    rows: Any = read_yaml(TABLE)
     return {key: Gpu(key, **row) for key, row in rows.items()}
 
 

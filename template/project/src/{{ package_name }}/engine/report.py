@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
-from inspect import signature
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -77,10 +76,9 @@ def page(record: Record, image: str) -> str:
 
 
 def parts_of_extras(folder: Path) -> list[list[str]]:
-    """Return the lines that hooks and commands add through a function `report(run)`."""
-    modules = [*discover("hooks", "report"), *discover("commands", "report")]
-    functions = [module.report for module in modules]
-    return [lines_of(folder) for lines_of in functions if len(signature(lines_of).parameters) == 1]
+    """Return the lines that hooks and commands add through a function `report_lines(run)`."""
+    modules = [*discover("hooks", "report_lines"), *discover("commands", "report_lines")]
+    return [module.report_lines(folder) for module in modules]
 
 
 def summary(record: Record) -> list[tuple[str, str]]:
@@ -137,6 +135,8 @@ def evaluation(result: Row) -> list[str]:
     if not result:
         return []
     title = f"Evaluation on {result['split']} at step {result['step']}"
+    if result.get("weights", "trained") != "trained":
+        title += f", {result['weights']} weights"
     return table(title, *side_by_side({"model": result["metrics"], **result["baselines"]}))
 
 

@@ -33,6 +33,12 @@ if TYPE_CHECKING:
 
 FIRST_STEPS = (1, 2, 5, 10, 20)  # logged, too, so that a new run soon shows something
 FAILED = 255  # the ranks agree on it after one of them called `fail`; no signal has this number
+# The settings that decide what a resumed run must not change.
+DECIDED_BY = {
+    "data": "data.path",
+    "samples a step": "data.batch_size × training.gradient_accumulation_steps × processes",
+    "schedule": "schedule.name, training.max_steps, training.epochs or phases",
+}
 
 
 @dataclass
@@ -106,6 +112,7 @@ class Run:
                 "samples a step": self.global_batch_size,
                 "schedule": f"{self.settings.schedule.name} over {self.num_steps} steps",
             },
+            settings=DECIDED_BY,
             # They are restored in this order, the model last: `ranks` needs the progress.
             model=project.model,
             optimizer=project.optimizer,

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 ROOT = "TRAINING_ROOT"  # the environment's name for another folder than the project's
 SOURCE = Path(__file__).parents[2]
 RUNS = Path("runs")
+NAME_BYTES = 255  # the longest name of a file or folder
 # Any of these marks a folder as a run, however early it died.
 MARKS = ("config.resolved.yaml", "status.json", "env.json", "metrics.jsonl", "checkpoints")
 
@@ -53,7 +54,7 @@ def project_root() -> Path:
 def typed_path(word: str) -> str:
     """Make a path absolute if commands run elsewhere: the `type=` of an argument that is a path."""
     root = project_root()
-    is_here = not root.is_dir() or root.samefile(Path.cwd())
+    is_here = not os.path.isdir(root) or root.samefile(Path.cwd())
     return word if is_here else os.path.abspath(word)
 
 
@@ -68,7 +69,7 @@ def typed_run(word: str) -> str:
 
 def is_run(folder: Path) -> bool:
     """Whether `folder` contains a file that a training writes."""
-    return folder.is_dir() and any((folder / mark).exists() for mark in MARKS)
+    return os.path.isdir(folder) and any((folder / mark).exists() for mark in MARKS)
 
 
 def started(run: Path) -> float:
@@ -111,9 +112,12 @@ def new_run(name: str | None = None) -> Path:
     candidates = [stamp, *(f"{stamp}_{number}" for number in range(2, 100))]
     if name is not None:
         is_plain = name.strip(" .") == name and Path(name).name == name and "\\" not in name
-        if not name or not is_plain:
-            what = f"run name {name!r} is not a plain folder name"
-            raise UserError(what, "--name", "use letters, digits, - and _")
+        # The commands that the run prints must be readable as such.
+        is_word = name.isprintable() and not name.startswith("-")
+        is_short = len(os.fsencode(name)) <= NAME_BYTES
+        if not (name and is_plain and is_word and is_short):
+            what = f"run name {name[:60]!r} is not a plain folder name"
+            raise UserError(what, "--name", "use letters, digits, - and _, with no - at the start")
         candidates = [name]
 
     # Two runs that start within one second both get a folder: only one `mkdir` succeeds.
@@ -193,10 +197,15 @@ def versions() -> dict[str, str]:
 
 
 def git_state() -> str:
-    """Return the project's commit, with `+changes` if files differ from it; empty without git."""
+    """Return the project's commit, with `+changes` if files differ from it; empty without git.
+
+    A repository around the project that tracks no file of it has no commit of the project.
+    """
     with suppress(OSError, subprocess.SubprocessError):
-        commit = _git("rev-parse", "--short", "HEAD")
-        if commit and _git("status", "--porcelain"):
+        commit = ""
+        if _git("ls-files", "."):
+            commit = _git("rev-parse", "--short", "HEAD")
+        if commit and _git("status", "--porcelain", "."):
             commit += "+changes"
         return commit
     return ""

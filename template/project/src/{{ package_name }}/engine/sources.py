@@ -12,12 +12,11 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
 from .config import Layer, Settings, Sourced, catalogue, nested, outranks_files
 from .errors import UserError, UserErrors
-from .yaml_text import parse, parse_scalar
+from .yaml_text import parse_scalar, read_yaml
 
 SWITCHES: dict[str, tuple[str, dict[bool, object]]] = {
     "use_amp": ("training.precision", {False: "fp32", True: "auto"}),
@@ -83,21 +82,13 @@ class Sources:
 
     def file(self, path: Path) -> Layer:
         """Return the settings in a YAML file. An empty file and an empty section are allowed."""
-        where = str(path)
         try:
-            text = path.read_text(encoding="utf-8-sig")
-            return self.tree(parse(text), where)
+            return self.tree(read_yaml(path), str(path))
+        except UserError as error:
+            self.errors.append(error)
         except OSError as error:
             what = f"cannot read the configuration ({error.strerror})"
-            self.add_error(what, where, "check --config")
-        except UnicodeDecodeError as error:
-            self.add_error(f"not UTF-8 at byte {error.start}", where, "save the file as UTF-8")
-        except (yaml.YAMLError, ValueError, RecursionError) as error:
-            mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
-            problem = getattr(error, "problem", None) or str(error).partition("\n")[0]
-            if mark:
-                where += f" line {mark.line + 1}"
-            self.add_error(f"not YAML: {problem}", where, "fix that line, or the line above it")
+            self.add_error(what, str(path), "check --config")
         return {}
 
     def text(self, key: str, text: str, origin: str) -> Layer:

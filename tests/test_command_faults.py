@@ -1,0 +1,367 @@
+"""Flags, files and settings that were a traceback, a crash or nothing at all: one line each."""
+
+import json
+import os
+import re
+import resource
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from shlex import split
+
+import pytest
+from rendering import REPOSITORY, render, replace
+from running import (
+    check_run,
+    evaluation_of,
+    losses,
+    newest_run,
+    one_error,
+    report_of,
+    run,
+    start,
+)
+
+TABULAR = render(workload="tabular", extras=["compare", "ema", "estimate", "export", "watch"])
+
+# ---- YAML that no configuration needs
+
+
+def bounded() -> None:
+    """For `before=`: a process that may take a GB more than it has."""
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    resource.setrlimit(resource.RLIMIT_AS, (used + 2**30, resource.RLIM_INFINITY))
+
+
+def exploding(levels: int = 12) -> str:
+    """A mapping whose aliases stand for 10 ** levels values."""
+    lines = [f"l0: &l0 [{', '.join('1' * 10)}]"]
+    for level in range(1, levels):
+        lines.append(f"l{level}: &l{level} [{', '.join([f'*l{level - 1}'] * 10)}]")
+    return "{" + ", ".join(lines) + "}"
+
+
+NESTED = "[" * 10_000 + "]" * 10_000
+HOSTILE = {
+    "aliases in phases": (f"phases: [{{name: a, steps: 1, overrides: {exploding()}}}]", "values"),
+    "aliases in a profile": (f"profiles: {{a: {exploding()}}}", "values"),
+    "an alias of itself": ("profiles: {a: &a {b: *a}}", "values"),
+    "aliases that nest": (
+        "profiles: {a: [&a0 [[[[[[1]]]]]], &a1 [[[[[[*a0]]]]]], &a2 [[[[[[*a1]]]]]], [*a2]]}",
+        "levels",
+    ),
+    "brackets": (f"profiles: {NESTED}", "levels"),
+    "blocks": ("profiles:\n" + "".join(" " * n + "-\n" for n in range(1, 400)), "levels"),
+    "many values": ("phases: [" + "1, " * 20_000 + "]", "values"),
+    "a large file": ("# nothing\n" * 200_000, "bytes"),
+    "a long number": ("training: {epochs: 0x" + "f" * 5_000 + "}", "digits"),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_yaml_beyond_every_configuration_is_one_line_at_once(kind, tmp_path):
+    text, pattern = HOSTILE[kind]
+    (tmp_path / "mine.yaml").write_text(text)
+    words = ("train", "--config", "mine.yaml", "--print-config")
+    refused = start(TABULAR, *words, cwd=tmp_path, before=bounded).wait(seconds=60)
+    assert len(one_error(refused, "mine.yaml", f"more than .* {pattern}")) < 300
+
+
+@pytest.mark.parametrize(
+    "words", [("--training.epochs", NESTED), ("--data.fraction=0x" + "f" * 5_000,)]
+)
+def test_the_same_in_a_flag(words, tmp_path):
+    refused = start(TABULAR, "train", *words, cwd=tmp_path, before=bounded).wait(seconds=60)
+    assert len(one_error(refused, words[0].partition("=")[0], "give a ")) < 300
+
+
+def test_a_variable_of_the_environment_is_read_within_the_same_limits(tmp_path):
+    def place() -> None:
+        bounded()
+        os.environ["SEED"] = NESTED
+
+    refused = start(TABULAR, "train", cwd=tmp_path, before=place).wait(seconds=60)
+    assert len(one_error(refused, r"\$SEED", "give a whole number")) < 300
+
+
+def test_files_of_a_run_and_of_the_project_are_read_within_the_same_limits(tmp_path):
+    run_folder = tmp_path / "runs/a"
+    run_folder.mkdir(parents=True)
+    (run_folder / "config.resolved.yaml").write_text(f"estimate: {NESTED}")
+    (tmp_path / ".copier-answers.yml").write_text(NESTED)
+    for words in (("evaluate",), ("doctor",)):
+        one_error(run(TABULAR, *words, cwd=tmp_path), "more than .* levels")
+    for words in (("report",), ("compare",)):  # of a run with damaged settings, too
+        check_run(TABULAR, *words, cwd=tmp_path)
+
+
+# ---- flags that were ignored
+
+SHORT = split("--training.max_steps 4 --monitor.every_steps 1 --model.width 16")
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    """A folder with a run `a` that stopped at step 2 of 4, and configurations."""
+    folder = tmp_path_factory.mktemp("stopped")
+    check_run(TABULAR, "train", *SHORT, "--name", "a", "--max-steps", "2", cwd=folder)
+    (folder / "rows.csv").write_text("a,b\n" + "".join(f"{n},{n * 2}\n" for n in range(40)))
+    (folder / "other.yaml").write_text("model: {width: 8}\n")
+    (folder / "same.yaml").write_text((folder / "runs/a/config.resolved.yaml").read_text())
+    return folder
+
+
+LONG = "x" * 5_000
+REFUSED = {
+    "train --resume a --name b": "a resumed run keeps its name: --name b: remove it",
+    "train --phase 2 --name b": "a resumed run keeps its name",
+    "train --resume a --config other.yaml": "model.width is 16, not 8: --config other.yaml: remove",
+    "evaluate --run a --config other.yaml": "model.width is 16, not 8: --config other.yaml",
+    "train --max-steps 0": "a run cannot have 0 steps: --max-steps: give at least 1",
+    "train --resume a --max-steps 0": "a run cannot have 0 steps",
+    "train --phase 0": "there is no phase 0: --phase",
+    "train --phase -1": "there is no phase -1: --phase",
+    "train --name=-x": r"run name '-x' is not a plain folder name: --name: use letters",
+    "train --name a\nb": r"run name 'a\\nb' is not",
+    f"train --name {LONG}": "is not a plain folder name",
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_flags_that_cannot_be_followed_are_refused_and_leave_nothing(words, stopped):
+    before = sorted(stopped.rglob("*"))
+    refused = run(TABULAR, *words.split(" "), cwd=stopped)
+    assert len(one_error(refused, REFUSED[words])) < 300
+    assert sorted(stopped.rglob("*")) == before
+
+
+def test_a_configuration_that_a_run_already_has_is_no_error(stopped, tmp_path):
+    shutil.copytree(stopped, tmp_path, dirs_exist_ok=True)
+    check_run(TABULAR, "train", "--resume", "a", "--config", "same.yaml", cwd=tmp_path)
+
+
+def test_the_printed_command_resumes_a_run_with_any_name(tmp_path):
+    words = ("--name", "eine große 'Sache'", "--max-steps", "2")
+    done = check_run(TABULAR, "train", *SHORT, *words, cwd=tmp_path)
+    command = re.findall("`(train --resume .+)`", done.out)[-1]
+    assert "at step 4 of 4" in check_run(TABULAR, *split(command), cwd=tmp_path).out
+
+
+# ---- paths that are too long for the system
+
+PATHS = [
+    f"train --config {LONG}",
+    f"train --resume {LONG}",
+    f"train --training.init_from {LONG}",
+    f"train --data.path {LONG}",
+    f"evaluate --run {LONG}",
+    f"report {LONG}",
+    f"compare {LONG} a",
+    f"predict --input {LONG}",
+    f"predict --input {LONG}.csv",
+    f"predict --output {LONG}.csv",
+    f"predict --output {LONG}/a.csv",
+    f"prepare --target b --task regression --input {LONG}",
+    f"prepare --target b --task regression --input {LONG}.csv",
+    f"prepare --target b --task regression --input rows.csv --data.path {LONG}",
+    f"export --output {LONG}",
+    f"doctor --config {LONG}",
+]
+
+
+@pytest.mark.parametrize("words", PATHS)
+def test_a_path_of_5000_characters_is_one_line(words, stopped):
+    before = sorted(stopped.rglob("*"))
+    one_error(run(TABULAR, *words.split(), cwd=stopped), "[Nn]ame too long|no run|does not exist")
+    assert sorted(stopped.rglob("*")) == before
+
+
+def test_a_folder_of_the_environment_with_5000_characters_is_one_line(tmp_path):
+    def place() -> None:
+        os.environ["TRAINING_ROOT"] = LONG
+
+    one_error(run(TABULAR, "report", cwd=tmp_path, before=place), "TRAINING_ROOT|name too long")
+
+
+# ---- flags that are given twice, or that another program takes
+
+
+def test_each_of_a_repeated_flag_counts_where_it_is_a_list(tmp_path):
+    words = ("--gpu", "h100", "--gpu", "t4", "--price", "h100=2", "--price", "t4=1", "--json")
+    cards = json.loads(check_run(TABULAR, "estimate", *words, cwd=tmp_path).out)
+    prices = {card["card"]: card["epoch_price"] for card in cards}
+    assert prices.keys() >= {"h100", "t4"}
+    assert all(prices[name] > 0 for name in ("h100", "t4"))
+
+
+@pytest.mark.parametrize(
+    ("words", "flags"),
+    [
+        (
+            "--optimizer.learning_rate 1e-3 --optimizer.learning-rate=0.01",
+            "--optimizer.learning_rate",
+        ),
+        ("--no-optimize --profile speed", "--no-optimize, --profile"),
+    ],
+)
+def test_of_flags_that_exclude_each_other_the_last_one_counts_and_a_note_says_it(
+    words, flags, tmp_path
+):
+    said = check_run(TABULAR, "train", "--print-config", *split(words), cwd=tmp_path)
+    assert re.search(f"note: of {flags}.* the last one counts", said.err)
+    assert ("learning_rate: 0.01" in said.out) == ("0.01" in words)
+    once = check_run(TABULAR, "train", "--print-config", "--profile", "speed", cwd=tmp_path)
+    assert "note" not in once.err
+
+
+@pytest.mark.parametrize("spelling", ["--run-name a", "--run_name=a"])
+@pytest.mark.full
+def test_torchrun_evaluates_the_run_that_is_named(spelling, stopped):
+    evaluated_by_torchrun(spelling, stopped)
+
+
+def test_the_flag_of_the_guide_passes_through_torchrun(stopped):
+    page = (REPOSITORY / "docs/several-gpus.md").read_text()
+    (spelling,) = re.findall(r"^torchrun .*-m my_training evaluate (.+) NAME", page, re.MULTILINE)
+    evaluated_by_torchrun(f"{spelling} a", stopped)
+
+
+def evaluated_by_torchrun(flags: str, folder: Path) -> None:
+    launcher = "-m torch.distributed.run --standalone --nproc_per_node=1 -m my_training evaluate"
+    command = [sys.executable, *split(launcher), *flags.split()]
+    environment = {**os.environ, "PYTHONPATH": str(TABULAR / "src")}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "runs/a: test split" in done.stdout
+
+
+def test_evaluate_names_the_weights(stopped):
+    for weights in ("trained", "averaged"):
+        said = check_run(TABULAR, "evaluate", "--weights", weights, cwd=stopped).out
+        assert f"checkpoint of step 2, {weights} weights" in said
+        assert evaluation_of(stopped)["weights"] == weights
+    check_run(TABULAR, "report", cwd=stopped)
+    assert "at step 2, averaged weights" in report_of(stopped)
+
+
+def test_a_report_asks_for_its_parts_by_a_name_of_their_own(stopped, tmp_path):
+    """And takes no other function for one, whatever its name and parameters are."""
+    project = shutil.copytree(TABULAR, tmp_path / "project")
+    for folder in ("hooks", "commands"):
+        path = project / f"src/my_training/{folder}/mine.py"
+        lines = f'def report_lines(run):\n    return [f"{folder} of {{run.name}}"]\n'
+        path.write_text(f"{lines}\n\ndef report(run):\n    return ['something else']\n")
+    shutil.copytree(stopped / "runs", tmp_path / "runs")
+    check_run(project, "report", cwd=tmp_path)
+    assert "\nhooks of a\n\ncommands of a\n" in report_of(tmp_path)
+    assert "something else" not in report_of(tmp_path)
+
+
+# ---- settings that were left as they are, or left out of a line
+
+
+def test_without_optimizations_the_graphs_are_built_again_with_the_same_losses(tmp_path):
+    project = render(workload="graph")
+    curves = []
+    for number, words in enumerate(((), ("--graph_builder.use_in_training", "false"))):
+        folder = tmp_path / str(number)
+        words = ("train", "--no-optimize", *words, *split("--training.max_steps 3"))
+        check_run(project, *words, *split("--monitor.every_steps 1"), cwd=folder)
+        settings = (newest_run(folder) / "config.resolved.yaml").read_text()
+        assert ("\n  use_in_training: true " in settings) == (number == 0)
+        curves.append(losses(folder))
+    assert curves[0] == curves[1]
+
+
+@pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"])
+def test_a_compile_mode_with_cuda_graphs_is_refused_with_the_modes_that_accumulate(mode, tmp_path):
+    words = f"--compile.enabled true --compile.mode {mode} --training.gradient_accumulation_steps 2"
+    done = run(TABULAR, "train", "--print-config", *words.split(), cwd=tmp_path)
+    if mode.endswith("no-cudagraphs"):
+        assert done.code == 0, done.err
+    else:
+        one_error(done, "set compile.mode to default or max-autotune-no-cudagraphs, or ")
+
+
+def test_watch_says_once_that_it_sees_no_gpu(tmp_path):
+    phases = "phases: [{name: a, steps: 2}, {name: b, steps: 2}]"
+    (tmp_path / "config.yaml").write_text(f"model: {{width: 16}}\n{phases}\n")
+    said = check_run(TABULAR, "train", cwd=tmp_path).out
+    assert said.count("note: watch samples no GPU: ") == 1
+    off = check_run(TABULAR, "train", "--watch.every_seconds", "0", cwd=tmp_path)
+    assert "watch samples" not in off.out
+
+
+@pytest.mark.parametrize("tracked", [False, True])
+def test_a_run_records_the_commit_of_its_own_project(tracked, tmp_path):
+    """Not that of a repository around it, unless the project is a part of that repository."""
+
+    def git(*words: str) -> str:
+        person = ("-c", "user.name=tests", "-c", "user.email=tests@localhost")
+        command = ["git", *person, *words]
+        return subprocess.run(
+            command, cwd=tmp_path, check=True, capture_output=True, text=True
+        ).stdout
+
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "config.yaml").write_text("training: {max_steps: 1}\n")
+    (tmp_path / "outer.txt").write_text("1\n")
+    (tmp_path / ".gitignore").write_text("runs/\ndata/\n.out\n.err\n")
+    git("init", "--quiet")
+    git("add", "." if tracked else "outer.txt", ".gitignore")
+    git("commit", "--quiet", "--message", "work")
+    (tmp_path / "outer.txt").write_text("2\n")
+    check_run(TABULAR, "train", cwd=project)
+    environment = json.loads((newest_run(project) / "env.json").read_text())
+    assert environment["git"] == (git("rev-parse", "--short", "HEAD").strip() if tracked else "")
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("--training.max_steps 8", r"back \(schedule.name, training.max_steps, training.epochs or"),
+        ("--schedule.name linear", r"back \(schedule.name, training.max_steps, training.epochs or"),
+        ("--data.batch_size 4", r"back \(data.batch_size × training.gradient_accumulation_steps"),
+        (
+            "--training.init_from b",
+            "cannot change training.init_from from nothing to b: .*: keep",
+        ),
+    ],
+)
+def test_a_resume_that_is_refused_names_the_settings(words, expected, stopped):
+    refused = run(TABULAR, "train", "--resume", "a", *split(words), cwd=stopped)
+    one_error(refused, expected)
+
+
+IMPORTS = {
+    "import einops": "einops cannot be loaded: .*: add it to the dependencies in pyproject.toml",
+    "from einops.layers import torch": "einops cannot .* add it to the dependencies",
+    "from torch import nope": "torch cannot be loaded: cannot import name 'nope' .*: correct the import",
+    "import torch.nope": "torch cannot be loaded: .*: correct the import",
+    "import tiktoken_next": "add it to the dependencies",
+}
+
+
+@pytest.mark.parametrize("line", IMPORTS)
+def test_an_import_that_fails_in_a_model_says_what_installs_it(line, tmp_path):
+    project = shutil.copytree(TABULAR, tmp_path / "project")
+    model = project / "src/my_training/model.py"
+    replace(model, "\nimport torch\n", f"\n{line}\nimport torch\n")
+    one_error(run(project, "train", cwd=tmp_path), IMPORTS[line])
+
+
+def test_a_library_of_one_s_own_is_installed_by_make_setup_once_pyproject_names_it(tmp_path):
+    project = shutil.copytree(TABULAR, tmp_path / "project")
+    replace(
+        project / "src/my_training/model.py",
+        "\nimport torch\n",
+        "\nimport einops_x\nimport torch\n",
+    )
+    replace(project / "pyproject.toml", '\n  "tqdm', '\n  "einops-x>=1",\n  "tqdm')
+
+    def leave_root() -> None:
+        del os.environ["TRAINING_ROOT"]
+
+    one_error(run(project, "train", cwd=project, before=leave_root), "`make setup` installs it")
