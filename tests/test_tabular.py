@@ -329,7 +329,7 @@ def test_bad_predictions_are_one_line(tmp_path):
     bad = [
         ("--input text.csv", "row 5, column 'age'"),
         ("--input less.csv", "no column 'age'"),
-        ("--input absent.csv", "No such file"),
+        ("--input absent.csv", "no such file"),
         ("--output p.txt", "use .npz or .csv"),
         ("--output absent/p.csv", "the folder does not exist"),
         ("--split tests", "invalid choice: .tests"),

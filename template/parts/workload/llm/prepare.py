@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import UserError
-from ..engine.runs import typed_path
+from ..engine.runs import typed_input
 from ..prepare.splits import add_dry_run, destination, print_summary, split_shares, split_sizes
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--input",
         required=True,
-        type=typed_path,
+        type=typed_input,
         metavar="PATH",
         help="text or .jsonl file (also .gz), .parquet file, or a folder of them",
     )
@@ -171,8 +171,6 @@ def find_files(path: Path, pattern: str) -> tuple[list[Path], int]:
 
 def list_files(path: Path, pattern: str) -> list[Path]:
     """Return the file, or the visible files of the folder that match the pattern, sorted."""
-    if not path.exists():
-        raise UserError("no such file or folder", str(path), "check --input")
     files = [path]
     if path.is_dir():
         try:

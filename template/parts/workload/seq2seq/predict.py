@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import UserError
-from ..engine.runs import find_run, typed_path
+from ..engine.runs import find_run, typed_input
 from ..texts import check_text, has_rows, lines, rows
 from .evaluate import add_flags, new_loader, open_run, output_path, write_output
 
@@ -27,7 +27,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(
         "--input",
-        type=typed_path,
+        type=typed_input,
         metavar="FILE",
         help="new sources: .tsv (the text before the first tab), .jsonl, .parquet or .txt",
     )

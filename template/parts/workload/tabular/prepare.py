@@ -112,22 +112,23 @@ def fill(writer: StoreWriter, table: Table, arguments: argparse.Namespace) -> li
 
 def check(table: Table, facts: dict[str, Any], arguments: argparse.Namespace) -> None:
     """Raise `UserError` for data that cannot be right, and print a note for suspicious columns."""
-    from ..prepare.tables import COMMAS, has_commas
+    from ..prepare.tables import marked_number
 
     path = arguments.input
     if len(facts["target"].get("classes", [])) == 1:
         where = f"{path}, column '{arguments.target}'"
         raise UserError("all training rows have one class", where, "check --target and --split")
 
-    for name in facts["columns"]:
-        cells = table.levels.get(name, [])
-        if name not in arguments.category and has_commas(cells):
-            remedy = f"{COMMAS}, or add --category '{name}'"
-            raise UserError(f"'{cells[0]}' is not a number", f"{path}, column '{name}'", remedy)
-        if len(cells) > max(len(table) // 2, 20):
+    for name, cells in table.levels.items():
+        marked = marked_number(cells)
+        if marked is not None and name not in arguments.category:
+            cell, remedy = marked
+            remedy += f", or add --category '{name}'"
+            raise UserError(f"'{cell}' is not a number", f"{path}, column '{name}'", remedy)
+        if name != table.target and len(cells) > max(len(table) // 2, 20):
             print(
                 f"note: column '{name}' has {len(cells):,} different values in {len(table):,} rows:"
-                f" if it is an id, add --drop '{name}'; for times, see --time-features"
+                f" if it is an id, add --drop '{name}'; for times, see --time-format"
             )
 
 

@@ -52,9 +52,20 @@ def project_root() -> Path:
 
 def typed_path(word: str) -> str:
     """Make a path absolute if commands run elsewhere: the `type=` of an argument that is a path."""
+    word = os.path.expanduser(word)  # a shell leaves the `~` of `--input=~/file` as it is
     root = project_root()
     is_here = not root.is_dir() or root.samefile(Path.cwd())
     return word if is_here else os.path.abspath(word)
+
+
+def typed_input(word: str) -> str:
+    """Do the same for a file or folder to read. Raises `UserError` if it does not exist."""
+    if "://" in word:
+        raise UserError("a URL is not a file", word, "download the file, and give its path")
+    path = typed_path(word)
+    if not os.path.exists(path):
+        raise UserError("no such file or folder", path, "check the path")
+    return path
 
 
 def typed_run(word: str) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..engine.errors import UserError
-from ..engine.runs import typed_path
+from ..engine.runs import typed_input
 
 if TYPE_CHECKING:
     from ..engine.store import Store, StoreWriter
@@ -127,11 +127,11 @@ def add_input(parser: argparse.ArgumentParser, title: str, required: bool = True
     """Add the flags of commands that read a table: `prepare` and `predict`."""
     add = parser.add_argument
     text = f"{title}: CSV (or .csv.gz) with a header, Parquet, Feather, Arrow, or a folder of them"
-    add("--input", required=required, type=typed_path, metavar="PATH", help=text)
+    add("--input", required=required, type=typed_input, metavar="PATH", help=text)
     text = "delimiter of a CSV file, or `tab` (default: detected in the first rows)"
     add("--delimiter", type=sign, metavar="SIGN", help=text)
     text = "decimal mark of a CSV file (default: detected in the first rows)"
-    add("--decimal", type=sign, metavar="SIGN", help=text)
+    add("--decimal", choices=[".", ","], help=text)
     text = "encoding of a CSV file, such as latin-1 (default: utf-8, or as in `prepare`)"
     add("--encoding", metavar="NAME", help=text)
     text = "text of a missing cell, such as `?`, in addition to empty cells; repeatable"

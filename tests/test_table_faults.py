@@ -1,0 +1,135 @@
+"""Tables that were read in silence or refused without a remedy, and what is told of rare
+classes."""
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+from made_up import (
+    ROWS,
+    columns,
+    contents,
+    lines,
+    prepare,
+    prepared,
+    store,
+    with_cell,
+    with_column,
+    written,
+)
+from running import one_error
+from workload import Workload
+
+TABLES = Workload("tabular")
+CLASSES = "--task classification"
+DAYS = [str(np.datetime64("2001-01-01") + row) for row in range(700)]
+BY_DAY = lines({"day": DAYS, "size": [row**0.5 for row in range(700)], "price": [*range(700)]})
+EUROS = [f"€{row / 8}" for row in range(ROWS)]
+PERCENT = [f"{row % 9 / 2} %" for row in range(ROWS)]
+
+
+# ---- what `prepare` refuses ----------------------------------------------------------------------
+
+# name: file, flags, the error
+REFUSED: dict[str, tuple[str, str, str]] = {
+    "an odd decimal mark": (with_column(), "--decimal x", "invalid choice: 'x' .*'.', ','"),
+    "a number that is a name": (
+        with_column(),
+        "--category price",
+        "the target is a number.*--category 'price': .*--task classification",
+    ),
+    "currency": (
+        with_column(paid=EUROS),
+        "",
+        "'€0.0' is not a number: .*column 'paid': remove '€' .*--category 'paid'",
+    ),
+    "percent": (with_column(rate=PERCENT), "", "'0.0 %' is not a number: .*'rate': remove '%'"),
+    "currency, mostly": (
+        with_column(paid=["free" if row % 9 == 3 else cell for row, cell in enumerate(EUROS)]),
+        "",
+        "'€0.0' is not a number: .*column 'paid'",
+    ),
+    "one of currency": (with_cell("size", "$5"), "", "'\\$5' is not a number: .*row 7, .*remove"),
+    "currency in the target": (
+        with_column(price=EUROS),
+        "",
+        "'€0.0' is not a number: .*row 1, column 'price': remove '€' from the cells",
+    ),
+    "a continuous target": (
+        with_column(),
+        CLASSES,
+        "200 different numbers in 200 rows are no classes: .*'price': use --task regression, or "
+        "add --category 'price'",
+    ),
+    "a whole number a row": (with_column(price=[*range(ROWS)]), CLASSES, "use --task regression"),
+    "times alone": (lines({"day": DAYS, "price": [*range(700)]}), "", "no column besides"),
+    "a URL": ("", "--input https://example.org/a.csv", "a URL is not a file: .*download"),
+    "no file": ("", "--input absent.csv", "no such file or folder: .*absent.csv: check the path"),
+    "an endless path": ("", f"--input {'a' * 5000}", "no such file or folder"),
+    "columns without a name": (with_column().replace("size", ""), "", "column 1 has no name"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_odd_tables_are_refused_in_a_line(name, tmp_path):
+    content, flags, says = REFUSED[name]
+    one_error(prepare(tmp_path, "tabular", written(tmp_path, content), flags), says)
+    assert {path.name for path in tmp_path.glob("data/*")} <= {".lock"}
+
+
+@pytest.mark.parametrize("workload", ["timeseries", "llm", "seq2seq"])
+@pytest.mark.parametrize("path", ["absent.tsv", "https://example.org/a.tsv"])
+def test_a_path_that_is_no_file_is_one_line(workload, path, tmp_path):
+    says = "a URL is not a file" if "://" in path else "no such file or folder: "
+    one_error(prepare(tmp_path, workload, path), says)
+
+
+def test_a_path_may_begin_at_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    written(tmp_path, with_column())
+    assert prepare(tmp_path, "tabular", "~/table.csv").code == 0
+
+
+# ---- what it reads, and says so ------------------------------------------------------------------
+
+
+def test_numbers_may_be_names_of_classes(tmp_path):
+    ratings = [row % 40 / 4 for row in range(ROWS)]
+    flags = f"{CLASSES} --category price --split 180,10,10"
+    prepared(tmp_path, "tabular", with_column(price=ratings), flags)
+    assert len(store(tmp_path, "tabular").facts["target"]["classes"]) == 40
+    few = with_column(price=[row % 4 / 2 for row in range(ROWS)])
+    prepared(tmp_path, "tabular", few, CLASSES)
+
+
+def test_missing_marks_are_those_of_a_csv_in_texts_of_a_parquet(tmp_path):
+    table = columns()
+    table["age"] = ["-999" if row % 9 == 4 else str(cell) for row, cell in enumerate(table["age"])]
+    written(tmp_path, lines(table), "rows.csv")
+    pyarrow.parquet.write_table(pa.table(table), tmp_path / "rows.parquet")
+    for kind in ("csv", "parquet"):
+        assert prepare(tmp_path, "tabular", f"rows.{kind}", "--missing -999", kind).code == 0
+    of_csv = contents(tmp_path, "tabular", "csv")
+    assert of_csv == contents(tmp_path, "tabular", "parquet")
+    assert of_csv["facts"]["features"][1]["missing"] > 9
+
+
+def test_times_are_left_out_unless_a_flag_says_what_they_are(tmp_path):
+    out = prepared(tmp_path, "tabular", BY_DAY).out
+    assert "note: column 'day' holds times, so it is left out: see --time-features, or" in out
+    facts = store(tmp_path, "tabular").facts
+    assert (facts["categories"], len(facts["features"])) == ([], 1)
+
+    assert "note: column" not in prepared(tmp_path, "tabular", BY_DAY, "--time-features month").out
+    prepared(tmp_path, "tabular", BY_DAY, "--category day")
+    assert store(tmp_path, "tabular").facts["categories"][0]["name"] == "day"
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_the_number_of_the_row_is_noted(first, tmp_path):
+    numbered = with_column(id=[*range(first, first + ROWS)])
+    out = prepared(tmp_path, "tabular", numbered).out
+    assert "note: column 'id' is the number of the row: unless it means" in out
+    assert "add --drop 'id'" in out
+    gap = with_column(id=[*range(first, first + ROWS - 1), 5 * ROWS])
+    assert "number of the row" not in prepared(tmp_path, "tabular", gap).out
