@@ -1,6 +1,9 @@
 """Tables that were read in silence or refused without a remedy, and what is told of rare
 classes."""
 
+import csv
+from pathlib import Path
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
@@ -17,7 +20,7 @@ from made_up import (
     with_column,
     written,
 )
-from running import one_error
+from running import EXAMPLES, newest_run, one_error
 from workload import Workload
 
 TABLES = Workload("tabular")
@@ -133,3 +136,50 @@ def test_the_number_of_the_row_is_noted(first, tmp_path):
     assert "add --drop 'id'" in out
     gap = with_column(id=[*range(first, first + ROWS - 1), 5 * ROWS])
     assert "number of the row" not in prepared(tmp_path, "tabular", gap).out
+
+
+# ---- rows of the user's file ---------------------------------------------------------------------
+
+SMALL = "--model.width 8 --training.max_steps 3 --schedule.warmup_steps 1 --data.batch_size 64"
+
+
+def predicted(folder: Path, *words: str) -> list[dict[str, str]]:
+    TABLES.done("predict", "--output", "p.csv", *words, cwd=folder)
+    with open(folder / "p.csv", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_predictions_and_the_worst_rows_have_the_rows_of_the_file(several, tmp_path, monkeypatch):
+    """Shuffled, also with rows that are left out, and in the files of a folder."""
+    monkeypatch.setenv(EXAMPLES, "1")
+    table = columns()
+    table["price"][3] = ""
+    first = {name: cells[:120] for name, cells in table.items()}
+    second = {name: cells[120:] for name, cells in table.items()}
+    written(tmp_path / "several", lines(first), "a.csv")
+    written(tmp_path / "several", lines(second), "b.csv")
+    path = "several" if several else written(tmp_path, lines(table))
+    assert prepare(tmp_path, "tabular", path, "--drop-missing-targets").code == 0
+    TABLES.done("train", *SMALL.split(), cwd=tmp_path)
+
+    def price(row: dict[str, str]) -> float:
+        part = {"a.csv": first, "b.csv": second}[row["file"]] if several else table
+        return float(part["price"][int(row["row"]) - 1])
+
+    rows = predicted(tmp_path)
+    assert len(rows) == 30
+    assert [float(row["target"]) for row in rows] == pytest.approx([price(row) for row in rows])
+    worst = (newest_run(tmp_path) / "examples/worst.md").read_text().splitlines()[2:]
+    header, _, *cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in worst]
+    for line in cells:
+        row = dict(zip(header, line, strict=True))
+        assert float(row["truth"]) == pytest.approx(price(row), rel=1e-4)
+
+    of_input = predicted(tmp_path, "--input", path)
+    assert [row["row"] for row in of_input[:3]] == ["1", "2", "3"]
+    assert of_input[-1]["row"] == ("80" if several else "200")
+    by_place = {(row.get("file"), row["row"]): row["prediction"] for row in of_input}
+    for row in rows:
+        expected = float(by_place[row.get("file"), row["row"]])
+        assert float(row["prediction"]) == pytest.approx(expected, rel=1e-5)

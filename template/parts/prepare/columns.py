@@ -150,6 +150,7 @@ class Columns:
                 raise block.error("the target is missing", row, self.target, remedy)
             writer.append(".numbers", numbers[has_target])
             writer.append(".codes", codes[has_target])
+            writer.append(".rows", num_rows + np.flatnonzero(has_target))
             num_rows += len(has_target)
 
         for name in self.rounded:
@@ -160,7 +161,8 @@ class Columns:
         levels = {name: list(codes) for name, codes in self.codes.items()}
         numbers = writer.appended(".numbers")
         codes = writer.appended(".codes")
-        return Table(self.kinds, numbers, codes, levels, self.target, num_rows)
+        file_rows = writer.appended(".rows")
+        return Table(self.kinds, numbers, codes, levels, self.target, num_rows, file_rows)
 
     def read(self, block: Block) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return numbers (rows, columns), codes (rows, categories) and has_target (rows,)."""

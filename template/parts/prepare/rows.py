@@ -3,6 +3,7 @@
 * `features` (N, F): float32 in the columns' own units, with NaN for empty cells
 * `categories` (N, C): int32, with 0 for missing and unknown values
 * `target` (N,): float32, or the int64 number of a class
+* `row` (N,): int64, the row of the file, from 0; of several files, the row of all of them together
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ class Table:
     levels: dict[str, list[str]]  # values of each category
     target: str = ""  # empty for rows to predict
     rows_read: int = 0  # including rows that were dropped for a missing target
+    file_rows: np.ndarray | None = None  # (N,) int64, the row of the file, from 0
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -158,6 +160,8 @@ def write(writer: StoreWriter, table: Table, facts: Facts, order: np.ndarray) ->
                 categories.append(codes)
         if categories:
             writer.append("categories", np.stack(categories, 1))
+        if table.file_rows is not None:
+            writer.append("row", table.file_rows[rows])
     writer.facts = facts
 
 

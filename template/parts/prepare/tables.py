@@ -83,6 +83,7 @@ class Source:
         stated = {**STYLE, **known, **self.given}
         self.style = {name: stated[name] for name in STYLE}
         self.missing = [*missing, *self.style["missing"]]
+        self.starts: list[tuple[int, Path]] = []  # the first row of each file that was read
 
         # Candidates for columns of times: ISO includes whole seconds.
         self.formats = ["%Y%m%d", ISO, *FORMATS]
@@ -90,6 +91,11 @@ class Source:
         if "time_format" in self.given:
             self.formats = [flags["time_format"], ISO]
             self.time_formats = {}
+
+    @property
+    def places(self) -> list[tuple[int, str]]:
+        """The first row and the name of each file that was read."""
+        return [(first, path.name) for first, path in self.starts]
 
     @property
     def written(self) -> dict[str, Any]:
@@ -110,7 +116,7 @@ class Source:
     def blocks(self) -> Iterator[Block]:
         """Yield all rows, block by block. Raises `UserError` for files that are not a table."""
         files = self.files()
-        starts: list[tuple[int, Path]] = []  # the first row of each file
+        starts = self.starts
         first = 0  # row of the next block
         waiting: Any = None  # rows that are in no block yet
         source = self  # with the style of these rows

@@ -33,12 +33,28 @@ class Samples:
     def spans(self, indices: np.ndarray, epoch: int) -> dict[str, Spans]:
         present = indices >= 0
         span = Spans(np.where(present, indices + self.first, 0), present.astype(np.int64), 1)
-        return dict.fromkeys(self.store.arrays, span)
+        return {name: span for name in self.store.arrays if name != "row"}
 
     def batch(self, rows: dict[str, Rows]) -> Batch:
         """`features` (B, F) float32, `categories` (B, C) int32, `target` (B,)."""
         batch = {name: array.values[:, 0] for name, array in rows.items()}
         return batch
+
+
+def file_rows(store: Store, split: str, index: np.ndarray) -> dict[str, np.ndarray]:
+    """Return `row` of the samples `index` (N,), from 1 in its file, and `file` if there are several.
+
+    Synthetic rows are in no file. Older versions of `prepare` did not store the row.
+    """
+    if "row" not in store.arrays:
+        return {"row of the split": index + 1}
+    first, last = store.splits[split]
+    rows = store.arrays["row"].read(first, last)[index]
+    starts = np.array([start for start, _ in store.source["files"]])
+    names = np.array([name for _, name in store.source["files"]])
+    place = starts.searchsorted(rows, "right") - 1
+    of_file = {"row": rows - starts[place] + 1}
+    return {"file": names[place], **of_file} if len(names) > 1 else of_file
 
 
 # --- baselines: metrics without a model

@@ -68,6 +68,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
             columns = fill(writer, table, arguments)
             writer.source = {
                 "file": source.path.name,
+                "files": source.places,
                 "rows": len(table),
                 "seed": None if arguments.keep_order else arguments.seed,
                 **source.written,
