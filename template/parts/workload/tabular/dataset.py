@@ -42,7 +42,7 @@ class Samples:
 
 
 def file_rows(store: Store, split: str, index: np.ndarray) -> dict[str, np.ndarray]:
-    """Return `row` of the samples `index` (N,), from 1 in its file, and `file` if there are several.
+    """Return `row` (N,) of the samples `index`, from 1 in its file; and `file` if it is a folder.
 
     Synthetic rows are in no file. Older versions of `prepare` did not store the row.
     """

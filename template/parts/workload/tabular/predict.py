@@ -34,9 +34,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     """Write `prediction` for each row of the split or the input, and `target` if it is known.
 
-    `row` is the number of the row in its file, from 1; of several files, `file` has the names. In a
-    .npz file, classes are numbers, with `probability` (N, K) and the names `classes`. In a CSV file,
-    classes are names.
+    `row` is the number of the row in its file, from 1; of several files, `file` has the names. In
+    a .npz file, classes are numbers, with `probability` (N, K) and the names `classes`. In a CSV
+    file, classes are names.
     """
     from ..dataset import file_rows
 
