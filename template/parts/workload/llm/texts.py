@@ -215,8 +215,8 @@ def _utf8_length(byte: int) -> int:
     return 3 if byte < 0xF0 else 4
 
 
-def lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield (number, text) of each line of a UTF-8 file that is not blank."""
+def lines(path: Path, keep_blank: bool = False) -> Iterator[tuple[int, str]]:
+    """Yield (number, text) of each line of a UTF-8 file; blank lines only with `keep_blank`."""
     number = 0
     try:
         with opened(path) as (file, tick):
@@ -229,7 +229,7 @@ def lines(path: Path) -> Iterator[tuple[int, str]]:
                     tick()
                 encoding = "utf-8-sig" if number == 1 else "utf-8"
                 text = line.decode(encoding).rstrip("\r\n")
-                if text:
+                if text or keep_blank:
                     yield number, text
     except UnicodeDecodeError as error:
         where = f"{path}, line {number}, byte {error.start}"
