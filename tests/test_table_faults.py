@@ -2,6 +2,7 @@
 classes."""
 
 import csv
+import re
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,10 @@ from made_up import (
     with_column,
     written,
 )
-from running import EXAMPLES, newest_run, one_error
+from ranks import run_ranks
+from rendering import render
+from running import EXAMPLES, check_run, evaluation_of, newest_run, one_error
+from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 from workload import Workload
 
 TABLES = Workload("tabular")
@@ -67,7 +71,7 @@ REFUSED: dict[str, tuple[str, str, str]] = {
     "a whole number a row": (with_column(price=[*range(ROWS)]), CLASSES, "use --task regression"),
     "times alone": (lines({"day": DAYS, "price": [*range(700)]}), "", "no column besides"),
     "a URL": ("", "--input https://example.org/a.csv", "a URL is not a file: .*download"),
-    "no file": ("", "--input absent.csv", "no such file or folder: .*absent.csv: check the path"),
+    "no file": ("", "--input absent.csv", "no such file or folder: .*absent.csv: check --input"),
     "an endless path": ("", f"--input {'a' * 5000}", "no such file or folder"),
     "columns without a name": (with_column().replace("size", ""), "", "column 1 has no name"),
 }
@@ -123,7 +127,7 @@ def test_times_are_left_out_unless_a_flag_says_what_they_are(tmp_path):
     facts = store(tmp_path, "tabular").facts
     assert (facts["categories"], len(facts["features"])) == ([], 1)
 
-    assert "note: column" not in prepared(tmp_path, "tabular", BY_DAY, "--time-features month").out
+    assert "left out" not in prepared(tmp_path, "tabular", BY_DAY, "--time-features month").out
     prepared(tmp_path, "tabular", BY_DAY, "--category day")
     assert store(tmp_path, "tabular").facts["categories"][0]["name"] == "day"
 
@@ -183,3 +187,88 @@ def test_predictions_and_the_worst_rows_have_the_rows_of_the_file(several, tmp_p
     for row in rows:
         expected = float(by_place[row.get("file"), row["row"]])
         assert float(row["prediction"]) == pytest.approx(expected, rel=1e-5)
+
+
+# ---- rare classes, and a column that tells -------------------------------------------------------
+
+
+def rare(classes: int, count: int = 3000) -> str:
+    """2 % of the rows are of other classes, and a column hints at them."""
+    random = np.random.default_rng(0)
+    kind = random.choice(classes, count, p=[0.98] + [0.02 / (classes - 1)] * (classes - 1))
+    hint = kind + random.normal(0, 0.7, count)
+    names = np.array(["no", "yes", "perhaps"])[kind]
+    return lines({"hint": hint.round(2).tolist(), "noise": [*hint[::-1]], "kind": names.tolist()})
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_rare_classes_show_in_balanced_accuracy_and_roc_auc(classes, tmp_path):
+    """As scikit-learn has them from the predictions, over all batches."""
+    prepared(tmp_path, "tabular", rare(classes), "--target kind --task classification")
+    TABLES.done("train", *SMALL.split(), "--training.max_steps", "40", cwd=tmp_path)
+    out = TABLES.done("evaluate", "--split", "validation", cwd=tmp_path).out
+    evaluation = evaluation_of(tmp_path)
+    metrics = evaluation["metrics"]
+
+    of_split = TABLES.predicted(tmp_path, "--split", "validation")
+    target = of_split["target"]
+    expected = balanced_accuracy_score(target, of_split["prediction"])
+    assert metrics["balanced_accuracy"] == pytest.approx(expected)
+    majority = evaluation["baselines"]["majority"]
+    assert majority["accuracy"] > 0.95
+    assert majority["balanced_accuracy"] == pytest.approx(1 / classes)
+    assert ("roc_auc" in metrics) == (classes == 2)
+    if classes == 2:
+        expected = roc_auc_score(target, of_split["probability"][:, 1])
+        assert metrics["roc_auc"] == pytest.approx(expected)
+        assert majority["roc_auc"] == 0.5
+    assert "balanced_accuracy" in out
+
+
+def test_scores_of_two_ranks_are_those_of_one(tmp_path):
+    prepared(tmp_path, "tabular", rare(2), "--target kind --task classification")
+    project = render(workload="tabular", distributed="ddp")
+    check_run(project, "train", *SMALL.split(), "--training.max_steps", "20", cwd=tmp_path)
+    measured = []
+    check_run(project, "evaluate", cwd=tmp_path)
+    measured.append(evaluation_of(tmp_path)["metrics"])
+    for result in run_ranks(project, "evaluate", cwd=tmp_path):
+        assert result.code == 0, result.err[-2000:]
+    measured.append(evaluation_of(tmp_path)["metrics"])
+    assert "roc_auc" in measured[0]
+    assert measured[0] == pytest.approx(measured[1])
+
+
+SIZES = columns()
+TELLING = "note: column 'leak' alone predicts the target: .*--drop 'leak'"
+# name: the column, flags; whether it is noted
+LEAKS: dict[str, tuple[list, str, bool]] = {
+    "the target in cents": ([100 * price for price in SIZES["price"]], "", True),
+    "its logarithm": ([-np.log(price) for price in SIZES["price"]], "", True),
+    "with gaps": (["" if n % 3 else price for n, price in enumerate(SIZES["price"])], "", True),
+    "a part of it": (SIZES["size"][::-1], "", False),
+    "a constant": ([1] * ROWS, "", False),
+    "classes by another name": (
+        [f"is {name}" for name in SIZES["colour"]],
+        "--target colour --task classification",
+        True,
+    ),
+    "numbers of classes": (
+        [len(name) + n / 1e6 for n, name in enumerate(SIZES["colour"])],
+        "--target colour --task classification",
+        True,
+    ),
+    "a name a row": (
+        [f"row {n}" for n in range(ROWS)],
+        "--target colour --task classification",
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LEAKS)
+def test_a_column_that_alone_predicts_the_target_is_noted(name, tmp_path):
+    column, flags, noted = LEAKS[name]
+    out = prepared(tmp_path, "tabular", with_column(leak=column), flags).out
+    assert bool(re.search(TELLING, out)) == noted
+    assert out.count("alone predicts") == noted

@@ -76,7 +76,7 @@ def survey(
 
 
 def check_target(block: Block, name: str, task: str, are_names: bool) -> None:
-    """Raise `UserError` if the task does not fit the cells. are_names: the flag says so."""
+    """Raise `UserError` if the task does not fit the cells. are_names: because of `--category`."""
     if task == "regression":
         if are_names:
             what = "the target is a number, because of --task regression"

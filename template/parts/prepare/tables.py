@@ -20,6 +20,7 @@ from pyarrow import csv, ipc, parquet
 from tqdm import tqdm
 
 from ..engine.errors import UserError
+from ..engine.runs import check_input
 from ..engine.sources import near
 from .formats import (
     FORMATS,
@@ -105,6 +106,7 @@ class Source:
 
     def files(self) -> list[Path]:
         """Return the file, or the files of the folder in the order of their names."""
+        check_input(self.path)
         if not self.path.is_dir():
             return [self.path]
         paths = [path for path in self.path.iterdir() if TABLE.fullmatch(path.name)]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import UserError
-from ..engine.runs import typed_input
+from ..engine.runs import check_input, typed_path
 from ..prepare.splits import add_dry_run, destination, print_summary, split_shares, split_sizes
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--input",
         required=True,
-        type=typed_input,
+        type=typed_path,
         metavar="PATH",
         help="text or .jsonl file (also .gz), .parquet file, or a folder of them",
     )
@@ -203,6 +203,7 @@ def find_files(path: Path, pattern: str) -> tuple[list[Path], int]:
 
 def list_files(path: Path, pattern: str) -> list[Path]:
     """Return the file, or the visible files of the folder that match the pattern, sorted."""
+    check_input(path)
     files = [path]
     if path.is_dir():
         try:

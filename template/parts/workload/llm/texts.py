@@ -17,6 +17,7 @@ import numpy as np
 from tqdm import tqdm
 
 from .engine.errors import UserError
+from .engine.runs import check_input
 
 PIECE = 64 << 10  # bytes of a text that a core tokenizes at a time
 TOGETHER = 1024  # rows in a batch of texts, unless 2^20 characters come first
@@ -217,6 +218,7 @@ def _utf8_length(byte: int) -> int:
 
 def lines(path: Path, keep_blank: bool = False) -> Iterator[tuple[int, str]]:
     """Yield (number, text) of each line of a UTF-8 file; blank lines only with `keep_blank`."""
+    check_input(path)
     number = 0
     try:
         with opened(path) as (file, tick):
@@ -244,6 +246,7 @@ def rows(
     may_lack: the keys whose text may be missing or null, which counts as empty. Raises `UserError`
     for a value that is not a text.
     """
+    check_input(path)
     is_parquet = has_rows(path) == ".parquet"
     read = _parquet(path, keys, remedy) if is_parquet else _json(path, remedy)
     for where, row in read:

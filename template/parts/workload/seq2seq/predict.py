@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import UserError
-from ..engine.runs import find_run, typed_input
+from ..engine.runs import find_run, typed_path
 from ..texts import check_text, has_rows, lines, rows
 from .evaluate import add_flags, new_loader, open_run, output_path, write_output
 from .prepare import is_header
@@ -28,7 +28,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(
         "--input",
-        type=typed_input,
+        type=typed_path,
         metavar="FILE",
         help="new sources: .tsv (the text before the first tab), .jsonl, .parquet or .txt",
     )

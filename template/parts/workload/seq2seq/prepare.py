@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import UserError
-from ..engine.runs import typed_input
+from ..engine.runs import typed_path
 from ..prepare.splits import add_dry_run, destination, print_summary, split_shares, split_sizes
 
 if TYPE_CHECKING:
@@ -39,17 +39,17 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--input",
         required=True,
-        type=typed_input,
+        type=typed_path,
         metavar="FILE",
         help="file with pairs: .tsv (source TAB target) or .jsonl (also .gz), or .parquet",
     )
     add(
         "--validation",
-        type=typed_input,
+        type=typed_path,
         metavar="FILE",
         help="file with the validation pairs, so that --input is not split",
     )
-    add("--test", type=typed_input, metavar="FILE", help="file with the test pairs")
+    add("--test", type=typed_path, metavar="FILE", help="file with the test pairs")
     add(
         "--source-key",
         default="source",

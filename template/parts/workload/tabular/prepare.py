@@ -95,7 +95,7 @@ def fill(writer: StoreWriter, table: Table, arguments: argparse.Namespace) -> li
     """
     import numpy as np
 
-    from ..prepare.rows import describe, write
+    from ..prepare.rows import describe, telling_columns, write
 
     splits = borders(arguments.split, len(table))
     order = np.arange(len(table))
@@ -106,6 +106,9 @@ def fill(writer: StoreWriter, table: Table, arguments: argparse.Namespace) -> li
 
     facts, columns = describe(table, train)
     check(table, facts, arguments)
+    for name in telling_columns(table, train):
+        what = f"column '{name}' alone predicts the target"
+        print(f"note: {what}: if it is known only with the target, add --drop '{name}'")
     write(writer, table, facts, order[: splits["test"][1]])
     writer.splits = splits
     return columns

@@ -58,12 +58,13 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     loader = project.loader(split)
     distributed = project.distributed
     sums, seconds = timed(lambda: evaluate(project.wrapped, loader, project.precision, distributed))
+    scores = project.scores(loader)
     loader.close()
     distributed.close()
     if not distributed.is_main:
         return
 
-    metrics = project.finish(sums, split)
+    metrics = {**project.finish(sums, split), **scores}
     baselines = project.dataset.baselines(project.store, project.settings, split)
     result = {"split": split, "step": step, "metrics": metrics, "baselines": baselines}
     write_json(folder / "evaluation.json", result)

@@ -58,14 +58,13 @@ def typed_path(word: str) -> str:
     return word if is_here else os.path.abspath(word)
 
 
-def typed_input(word: str) -> str:
-    """Do the same for a file or folder to read. Raises `UserError` if it does not exist."""
-    if "://" in word:
-        raise UserError("a URL is not a file", word, "download the file, and give its path")
-    path = typed_path(word)
-    if not os.path.exists(path):
-        raise UserError("no such file or folder", path, "check the path")
-    return path
+def check_input(path: Path) -> None:
+    """Raise `UserError` if there is no such file or folder."""
+    if os.path.exists(path):
+        return
+    if ":/" in str(path):  # of two slashes, a `Path` keeps one
+        raise UserError("a URL is not a file", str(path), "download the file, and give its path")
+    raise UserError("no such file or folder", str(path), "check --input")
 
 
 def typed_run(word: str) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..engine.errors import UserError
-from ..engine.runs import typed_input
+from ..engine.runs import typed_path
 
 if TYPE_CHECKING:
     from ..engine.store import Store, StoreWriter
@@ -127,7 +127,7 @@ def add_input(parser: argparse.ArgumentParser, title: str, required: bool = True
     """Add the flags of commands that read a table: `prepare` and `predict`."""
     add = parser.add_argument
     text = f"{title}: CSV (or .csv.gz) with a header, Parquet, Feather, Arrow, or a folder of them"
-    add("--input", required=required, type=typed_input, metavar="PATH", help=text)
+    add("--input", required=required, type=typed_path, metavar="PATH", help=text)
     text = "delimiter of a CSV file, or `tab` (default: detected in the first rows)"
     add("--delimiter", type=sign, metavar="SIGN", help=text)
     text = "decimal mark of a CSV file (default: detected in the first rows)"
