@@ -23,8 +23,8 @@ from made_up import (
 )
 from ranks import run_ranks
 from rendering import render
-from running import EXAMPLES, check_run, evaluation_of, newest_run, one_error
-from sklearn.metrics import balanced_accuracy_score, roc_auc_score
+from running import EXAMPLES, check_run, evaluation_of, newest_run, one_error, report_of
+from sklearn.metrics import balanced_accuracy_score, recall_score, roc_auc_score
 from workload import Workload
 
 TABLES = Workload("tabular")
@@ -272,3 +272,26 @@ def test_a_column_that_alone_predicts_the_target_is_noted(name, tmp_path):
     out = prepared(tmp_path, "tabular", with_column(leak=column), flags).out
     assert bool(re.search(TELLING, out)) == noted
     assert out.count("alone predicts") == noted
+
+
+@pytest.mark.parametrize("words", ["", "--evaluation.patience 3"])
+def test_the_class_table_of_the_report_is_that_of_the_best_step(words, tmp_path, monkeypatch):
+    """A model that learns the training rows by heart is best long before its end."""
+    monkeypatch.setenv(EXAMPLES, "1")
+    prepared(tmp_path, "tabular", rare(3, 300), "--target kind --task classification")
+    steps = "--training.max_steps 120 --evaluation.every_steps 5 --schedule.warmup_steps 1"
+    often = f"{steps} --optimizer.learning_rate 0.03 --model.width 64 --model.dropout 0 {words}"
+    TABLES.done("train", *often.split(), cwd=tmp_path)
+    page = report_of(tmp_path)
+    (best,) = re.findall(r"^- best: .* at step (\d+)", page, re.MULTILINE)
+    assert int(best) < 60
+    assert f"## Examples: validation at step {best}\n" in page
+
+    of_split = TABLES.predicted(tmp_path, "--split", "validation")
+    classes = of_split["classes"].tolist()
+    table = re.findall(r"^\| (no|yes|perhaps) \| (\S*) \| (\S*) ", page, re.MULTILINE)
+    recalls = recall_score(
+        of_split["target"], of_split["prediction"], average=None, labels=[0, 1, 2]
+    )
+    for name, _, recall in table:
+        assert float(recall) == pytest.approx(recalls[classes.index(name)], abs=1e-4)
