@@ -71,7 +71,7 @@ REFUSED: dict[str, tuple[str, str, str]] = {
     "a whole number a row": (with_column(price=[*range(ROWS)]), CLASSES, "use --task regression"),
     "times alone": (lines({"day": DAYS, "price": [*range(700)]}), "", "no column besides"),
     "a URL": ("", "--input https://example.org/a.csv", "a URL is not a file: .*download"),
-    "no file": ("", "--input absent.csv", "no such file or folder: .*absent.csv: check --input"),
+    "no file": ("", "--input absent.csv", "no such file or folder: .*absent.csv: check the path"),
     "an endless path": ("", f"--input {'a' * 5000}", "no such file or folder"),
     "columns without a name": (with_column().replace("size", ""), "", "column 1 has no name"),
 }
@@ -128,6 +128,8 @@ def test_times_are_left_out_unless_a_flag_says_what_they_are(tmp_path):
     assert (facts["categories"], len(facts["features"])) == ([], 1)
 
     assert "left out" not in prepared(tmp_path, "tabular", BY_DAY, "--time-features month").out
+    prepared(tmp_path, "tabular", BY_DAY, "--time-features month,month")
+    assert len(store(tmp_path, "tabular").facts["features"]) == 2
     prepared(tmp_path, "tabular", BY_DAY, "--category day")
     assert store(tmp_path, "tabular").facts["categories"][0]["name"] == "day"
 

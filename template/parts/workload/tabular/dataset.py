@@ -37,7 +37,8 @@ class Samples:
     def spans(self, indices: np.ndarray, epoch: int) -> dict[str, Spans]:
         present = indices >= 0
         span = Spans(np.where(present, indices + self.first, 0), present.astype(np.int64), 1)
-        return {name: span for name in self.store.arrays if name != "row"}
+        names = [name for name in self.store.arrays if name != "row"]
+        return dict.fromkeys(names, span)
 
     def batch(self, rows: dict[str, Rows]) -> Batch:
         """`features` (B, F) float32, `categories` (B, C) int32, `target` (B,)."""

@@ -85,7 +85,7 @@ def time_parts(given: str) -> list[str]:
     if not {*TIMES} >= {*parts}:
         what = f"'{given}' is not a time feature"
         raise UserError(what, "--time-features", f"choose from {','.join(TIMES)}")
-    return parts
+    return list(dict.fromkeys(parts))
 
 
 def fill(writer: StoreWriter, table: Table, arguments: argparse.Namespace) -> list[tuple[str, ...]]:

@@ -64,7 +64,7 @@ def check_input(path: Path) -> None:
         return
     if ":/" in str(path):  # of two slashes, a `Path` keeps one
         raise UserError("a URL is not a file", str(path), "download the file, and give its path")
-    raise UserError("no such file or folder", str(path), "check --input")
+    raise UserError("no such file or folder", str(path), "check the path")
 
 
 def typed_run(word: str) -> str:
