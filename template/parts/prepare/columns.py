@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..engine.errors import UserError
-from .formats import SECONDS, best_formats
+from .formats import FIRST_CELLS, SECONDS, best_formats
 from .rows import Table
 from .tables import TEXT, encode, marked_number, place_of
 
@@ -24,6 +25,8 @@ MISSING = ("", "NA")
 NO_TARGET = ("nan", "NaN")  # count as missing in the target column, too
 OTHERWISE = "fix the cell, leave it empty if the value is missing, or use --category or --drop"
 TARGET = "fix the cell, or use --task classification"
+# How times begin, in ISO 8601 and the other formats that are detected: trying all takes 0.1 s.
+LIKE_TIME = re.compile(r"\d{1,4}[-/. ]|\d{8}T|[^\W\d]{3,}\.? \d")
 FEW = 20  # so many different numbers may be classes
 MOSTLY = 0.5  # a column with this fraction of numbers is numeric, and a text in it is an error
 EXACT = 1 << 24  # float32 represents all whole numbers up to here
@@ -118,6 +121,9 @@ def is_time(block: Block, name: str) -> bool:
         return pa.types.is_temporal(column.type)
     cells = column.unique().drop_null()
     if not len(cells) or str(cells[0]).isdecimal():
+        return False
+    first = cells[:FIRST_CELLS].to_pylist()
+    if "time_format" not in block.source.given and not any(map(LIKE_TIME.match, first)):
         return False
     return bool(best_formats(cells, block.source.formats))
 
