@@ -91,10 +91,11 @@ def test_a_path_that_is_no_file_is_one_line(workload, path, tmp_path):
     one_error(prepare(tmp_path, workload, path), says)
 
 
-def test_a_path_may_begin_at_home(tmp_path, monkeypatch):
+@pytest.mark.parametrize("workload", ["tabular", "llm"])
+def test_a_path_may_begin_at_home(workload, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     written(tmp_path, with_column())
-    assert prepare(tmp_path, "tabular", "~/table.csv").code == 0
+    assert prepare(tmp_path, workload, "~/table.csv").code == 0
 
 
 # ---- what it reads, and says so ------------------------------------------------------------------
