@@ -158,5 +158,5 @@ def test_symbols_that_training_had_not_are_refused_or_counted(spelt):
 def test_a_source_without_text_is_refused(text, spelt):
     one_error(
         run(render(workload="seq2seq"), "predict", "--text", text, cwd=spelt["with"]),
-        "have no text",
+        "no text: --text",
     )

@@ -27,7 +27,7 @@ class Broken(NamedTuple):
 SCALED = 'target = (batch["target"] - self.target_mean) / self.target_std\n        '
 WINDOW = "batch[name] = both[:, :history]"
 BATCH = "batch = {name: array.values[:, 0] for name, array in rows.items()}"
-SPANS = "return dict.fromkeys(self.store.arrays, span)"
+SPANS = "return dict.fromkeys(names, span)"
 SHIFTED = "targets = values[:, 1:].masked_fill"
 BROKEN = {
     "a forgotten mask": Broken(

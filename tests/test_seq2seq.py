@@ -642,12 +642,11 @@ def test_new_sources_are_predicted_as_those_of_a_split(trained):
     SEQ2SEQ.done("predict", cwd=place)
     rows = [(source, prediction) for source, prediction, _ in predictions(place)]
     sources = [source for source, _ in rows]
-    (place / "new.tsv").write_text("\n" + "".join(f"{source}\tignored\n" for source in sources))
+    (place / "new.tsv").write_text("".join(f"{source}\tignored\n" for source in sources))
     (place / "new.jsonl").write_text("".join(json.dumps({"q": s}) + "\n" for s in sources))
     for ending in ("tsv", "jsonl"):
         words = ("predict", "--input", f"new.{ending}", "--output", "out.jsonl")
-        printed = SEQ2SEQ.done(*words, "--source-key", "q", cwd=place).out
-        assert ("1 blank" in printed) == (ending == "tsv")
+        SEQ2SEQ.done(*words, "--source-key", "q", cwd=place)
         made = map(json.loads, (place / "out.jsonl").read_text().splitlines())
         assert [(row["source"], row["prediction"]) for row in made] == rows
 
@@ -665,7 +664,7 @@ def test_new_sources_are_predicted_as_those_of_a_split(trained):
         ("--output", "out.csv", "cannot write a '.csv'"),
         ("--beams", "0", "number of beams"),
         ("--text", "\udcff", "not UTF-8 .*--text"),
-        ("--input", "none.tsv", "cannot read the file"),
+        ("--input", "none.tsv", "no such file"),
     ):
         one_error(SEQ2SEQ.run("predict", flag, value, cwd=place), says)
 

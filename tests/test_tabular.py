@@ -275,12 +275,12 @@ def test_predictions_of_new_rows_equal_those_of_the_split(tmp_path):
     prepared(tmp_path, "tabular", lines(made), "--keep-order")
     done(tmp_path, "train", *SMALL)
     whole = TABLES.predicted(tmp_path)
-    assert whole.keys() == {"prediction", "target"}
+    assert whole.keys() == {"row", "prediction", "target"}
     np.testing.assert_allclose(whole["target"], made["price"][-30:], rtol=1e-6)
     done(tmp_path, "predict", "--output", "p.csv")
     with open(tmp_path / "p.csv", newline="") as file:
         rows = list(csv.DictReader(file))
-    assert [int(row["row"]) for row in rows] == list(range(1, 31))
+    assert [int(row["row"]) for row in rows] == list(range(171, 201))
     np.testing.assert_array_equal(
         np.float32([row["prediction"] for row in rows]), whole["prediction"]
     )
@@ -329,7 +329,7 @@ def test_bad_predictions_are_one_line(tmp_path):
     bad = [
         ("--input text.csv", "row 5, column 'age'"),
         ("--input less.csv", "no column 'age'"),
-        ("--input absent.csv", "No such file"),
+        ("--input absent.csv", "no such file"),
         ("--output p.txt", "use .npz or .csv"),
         ("--output absent/p.csv", "the folder does not exist"),
         ("--split tests", "invalid choice: .tests"),

@@ -355,7 +355,7 @@ def flag_of(made: Any, action: argparse.Action) -> Flag:
 def usage(action: argparse.Action) -> str:
     """`--steps N`, as the help shows it."""
     value = action.metavar or action.dest.upper()
-    if action.choices is not None:
+    if action.choices is not None and action.metavar is None:
         value = "{" + ",".join(map(str, action.choices)) + "}"
     if action.nargs == 0:
         value = ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -12,9 +13,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..engine.errors import UserError
-from .formats import SECONDS, best_formats
+from .formats import FIRST_CELLS, SECONDS, best_formats
 from .rows import Table
-from .tables import COMMAS, TEXT, encode, has_commas, place_of
+from .tables import TEXT, encode, marked_number, place_of
 
 if TYPE_CHECKING:
     from ..engine.store import StoreWriter
@@ -24,6 +25,9 @@ MISSING = ("", "NA")
 NO_TARGET = ("nan", "NaN")  # count as missing in the target column, too
 OTHERWISE = "fix the cell, leave it empty if the value is missing, or use --category or --drop"
 TARGET = "fix the cell, or use --task classification"
+# How times begin, in ISO 8601 and the other formats that are detected: trying all takes 0.1 s.
+LIKE_TIME = re.compile(r"\d{1,4}[-/. ]|\d{8}T|[^\W\d]{3,}\.? \d")
+FEW = 20  # so many different numbers may be classes
 MOSTLY = 0.5  # a column with this fraction of numbers is numeric, and a text in it is an error
 EXACT = 1 << 24  # float32 represents all whole numbers up to here
 # Hours count from 0, weekdays from 0 (Monday), months from 1.
@@ -51,9 +55,7 @@ def survey(
     names = [name for name in header if name not in drop]
     if target not in names:
         raise UserError("the target cannot be dropped", f"--drop '{target}'", "remove the flag")
-    if len(names) == 1:
-        what = "no column besides the target"
-        raise UserError(what, str(block.source.path), "add a column to predict it from")
+    check_target(block, target, task, target in categories)
 
     kinds: Kinds = {}
     for name in names:
@@ -63,20 +65,52 @@ def survey(
             kinds[name] = "category"
         else:
             kinds[name] = kind_of(block, name, features)
+        if kinds[name] == []:
+            del kinds[name]
+            what = f"column '{name}' holds times, so it is left out"
+            print(f"note: {what}: see --time-features, or add --category '{name}'")
+    if len(kinds) == 1:
+        what = "no column besides the target"
+        raise UserError(what, str(block.source.path), "add a column to predict it from")
     if features and features not in kinds.values():
         remedy = "write times as 2024-01-31, or describe their format with --time-format"
         raise UserError("no column of times", f"{block.source.path}, --time-features", remedy)
     return kinds
 
 
+def check_target(block: Block, name: str, task: str, are_names: bool) -> None:
+    """Raise `UserError` if the task does not fit the cells. are_names: because of `--category`."""
+    if task == "regression":
+        if are_names:
+            what = "the target is a number, because of --task regression"
+            remedy = "remove the flag, or use --task classification"
+            raise UserError(what, f"--category '{name}'", remedy)
+        return
+    values, is_known = block.parse(name)
+    cells = values[is_known & ~np.isnan(values)]
+    numbers = np.unique(cells)
+    if are_names or len(numbers) <= FEW or TEXT in numbers:
+        return
+    has_fractions = bool((numbers % 1 != 0).any())
+    if has_fractions or len(cells) < 10 * len(numbers):
+        what = f"{len(numbers):,} different numbers in {len(cells):,} rows are no classes"
+        remedy = f"use --task regression, or add --category '{name}' if they are names"
+        raise UserError(what, f"{block.source.path}, column '{name}'", remedy)
+
+
 def kind_of(block: Block, name: str, features: list[str]) -> Any:
     """Return the kind of a column: numeric if at least half of its known cells are numbers."""
     values, is_known = block.parse(name)
     texts = is_known & (values == TEXT)
-    if features and texts.any() and is_time(block, name):
+    is_text = texts.sum() > MOSTLY * is_known.sum()
+    may_be_time = texts.any() if features else is_text
+    if may_be_time and is_time(block, name):
         return features
-    if texts.sum() > MOSTLY * is_known.sum():
+    if is_text:
         return "category"
+    if len(values) > FEW and values[0] in (0, 1) and (np.diff(values) == 1).all():
+        what = f"column '{name}' is the number of the row"
+        print(f"note: {what}: unless it means something, add --drop '{name}'")
     return "number"
 
 
@@ -87,6 +121,9 @@ def is_time(block: Block, name: str) -> bool:
         return pa.types.is_temporal(column.type)
     cells = column.unique().drop_null()
     if not len(cells) or str(cells[0]).isdecimal():
+        return False
+    first = cells[:FIRST_CELLS].to_pylist()
+    if "time_format" not in block.source.given and not any(map(LIKE_TIME.match, first)):
         return False
     return bool(best_formats(cells, block.source.formats))
 
@@ -119,6 +156,7 @@ class Columns:
                 raise block.error("the target is missing", row, self.target, remedy)
             writer.append(".numbers", numbers[has_target])
             writer.append(".codes", codes[has_target])
+            writer.append(".rows", num_rows + np.flatnonzero(has_target))
             num_rows += len(has_target)
 
         for name in self.rounded:
@@ -129,7 +167,8 @@ class Columns:
         levels = {name: list(codes) for name, codes in self.codes.items()}
         numbers = writer.appended(".numbers")
         codes = writer.appended(".codes")
-        return Table(self.kinds, numbers, codes, levels, self.target, num_rows)
+        file_rows = writer.appended(".rows")
+        return Table(self.kinds, numbers, codes, levels, self.target, num_rows, file_rows)
 
     def read(self, block: Block) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return numbers (rows, columns), codes (rows, categories) and has_target (rows,)."""
@@ -162,10 +201,9 @@ class Columns:
             codes.setdefault(cell, len(codes) + 1)
         if len(codes) > self.limit:
             remedy = f"leave it out with --drop '{name}', or raise --max-levels"
-            if has_commas(list(codes)):
-                remedy = f"{COMMAS}; {remedy}"
-            elif is_time(block, name):
-                remedy += "; for times, see --time-features"
+            marked = marked_number(list(codes))
+            if marked is not None:
+                remedy = f"{marked[1]}; {remedy}"
             what = f"more than {self.limit} different values in a category"
             raise UserError(what, f"{block.source.path}, column '{name}'", remedy)
         return np.array([*(codes[cell] for cell in cells), 0], np.int32)[places]

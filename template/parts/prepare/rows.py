@@ -3,6 +3,7 @@
 * `features` (N, F): float32 in the columns' own units, with NaN for empty cells
 * `categories` (N, C): int32, with 0 for missing and unknown values
 * `target` (N,): float32, or the int64 number of a class
+* `row` (N,): int64, the row of the file, from 0; of several files, the row of all of them together
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from ..engine.errors import UserError
 from ..engine.store import StoreWriter
 from .scaling import BLOCK_ROWS, PIECE_ROWS, Scaler
 
+SAMPLE_ROWS = 20_000  # training rows that `telling_columns` looks at, at most twice as many
+FEWEST_ROWS = 50  # with fewer, a column may fit the target by chance
 Facts = dict[str, Any]
 
 
@@ -32,6 +35,7 @@ class Table:
     levels: dict[str, list[str]]  # values of each category
     target: str = ""  # empty for rows to predict
     rows_read: int = 0  # including rows that were dropped for a missing target
+    file_rows: np.ndarray | None = None  # (N,) int64, the row of the file, from 0
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -132,6 +136,47 @@ def _known(values: list[str], counts: np.ndarray) -> list[str]:
     return sorted(known, key=lambda value: (len(value) * value.isdecimal(), value))
 
 
+def telling_columns(table: Table, train: np.ndarray) -> list[str]:
+    """Return the columns that alone predict the target, in a sample of the training rows."""
+    rows = np.flatnonzero(train)
+    rows = rows[:: max(len(rows) // SAMPLE_ROWS, 1)]
+    columns = dict(zip(table.names, table.numbers.take(rows, 0).T, strict=True))
+    are_classes = table.target in table.levels
+    if are_classes:
+        columns |= dict(zip(table.levels, table.codes.take(rows, 0).T, strict=True))
+    target = columns.pop(table.target)
+    return [name for name, cells in columns.items() if predicts(cells, target, are_classes)]
+
+
+def predicts(cells: np.ndarray, target: np.ndarray, are_classes: bool) -> bool:
+    """Whether a number has the order of the target, or classes are in few runs when sorted by it.
+
+    cells: (N,), NaN for missing ones. target: (N,).
+    """
+    known = ~np.isnan(cells)
+    cells = cells[known]
+    target = target[known]
+    if len(cells) < FEWEST_ROWS:
+        return False
+    if are_classes:
+        in_order = target[cells.argsort(kind="stable")]
+        num_changes = (in_order[1:] != in_order[:-1]).sum()
+        num_rare = len(target) - np.bincount(target).max()
+        return bool(num_changes < 0.05 * num_rare)
+    # Spearman's correlation.
+    of_cells = ranks(cells) - (len(cells) + 1) / 2
+    of_target = ranks(target) - (len(cells) + 1) / 2
+    scale = np.sqrt((of_cells @ of_cells) * (of_target @ of_target))
+    return bool(abs(of_cells @ of_target) > 0.999 * scale > 0)
+
+
+def ranks(values: np.ndarray) -> np.ndarray:
+    """Return the rank of each value (N,) from 1; equal values have the mean of their ranks."""
+    _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
+    last_ranks = counts.cumsum()
+    return (last_ranks - (counts - 1) / 2)[places]
+
+
 def write(writer: StoreWriter, table: Table, facts: Facts, order: np.ndarray) -> None:
     """Write the rows with the numbers `order`, with categories coded as in `facts`."""
     is_target = np.array(table.names, str) == table.target
@@ -158,6 +203,8 @@ def write(writer: StoreWriter, table: Table, facts: Facts, order: np.ndarray) ->
                 categories.append(codes)
         if categories:
             writer.append("categories", np.stack(categories, 1))
+        if table.file_rows is not None:
+            writer.append("row", table.file_rows[rows])
     writer.facts = facts
 
 

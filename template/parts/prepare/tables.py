@@ -20,6 +20,7 @@ from pyarrow import csv, ipc, parquet
 from tqdm import tqdm
 
 from ..engine.errors import UserError
+from ..engine.runs import check_input
 from ..engine.sources import near
 from .formats import (
     FORMATS,
@@ -56,6 +57,8 @@ GAPS = {"nan", "none", "null", "n/a", "na", "#n/a", "-", "?"}
 UNREADABLE = (OSError, EOFError, pa.ArrowException, ValueError, LookupError)
 RAGGED = re.compile(r"Row #(\d+): Expected (\d+) columns, got (\d+): (.*)", re.DOTALL)
 OPEN_QUOTE = "a quote is opened and never closed"
+# Signs in cells that are meant as numbers: commas, percent, currencies.
+MARKS = re.compile("[,%‰$¢£¥\u20a0-\u20c0]")
 COMMAS = "remove thousands separators, or add --decimal , if the commas are decimal marks"
 
 
@@ -85,6 +88,7 @@ class Source:
         stated = {**STYLE, **known, **self.given}
         self.style = {name: stated[name] for name in STYLE}
         self.missing = [*missing, *self.style["missing"]]
+        self.starts: list[tuple[int, Path]] = []  # the first row of each file that was read
 
         # Candidates for columns of times: ISO includes whole seconds.
         self.formats = ["%Y%m%d", ISO, *FORMATS]
@@ -94,6 +98,11 @@ class Source:
             self.time_formats = {}
 
     @property
+    def places(self) -> list[tuple[int, str]]:
+        """The first row and the name of each file that was read."""
+        return [(first, path.name) for first, path in self.starts]
+
+    @property
     def written(self) -> dict[str, Any]:
         """How the files are written, to pass as `known` for later files."""
         formats = {name: text for name, text in self.time_formats.items() if text != ISO}
@@ -101,6 +110,7 @@ class Source:
 
     def files(self) -> list[Path]:
         """Return the file, or the files of the folder in the order of their names."""
+        check_input(self.path)
         if not self.path.is_dir():
             return [self.path]
         paths = [path for path in self.path.iterdir() if TABLE.fullmatch(path.name)]
@@ -112,7 +122,7 @@ class Source:
     def blocks(self) -> Iterator[Block]:
         """Yield all rows, block by block. Raises `UserError` for files that are not a table."""
         files = self.files()
-        starts: list[tuple[int, Path]] = []  # the first row of each file
+        starts = self.starts
         first = 0  # row of the next block
         waiting: Any = None  # rows that are in no block yet
         source = self  # with the style of these rows
@@ -139,11 +149,13 @@ class Source:
 
     def _tables(self, path: Path) -> Iterator[pa.Table]:
         """Yield a file in pieces, with stripped column names."""
+        is_csv = path.suffix.lower() not in PARQUET | ARROW
+        missing = [] if is_csv else self.missing  # the reader of CSV files knows them
         try:
             for batch in self._batches(path):
                 names = [name.strip() for name in batch.schema.names]
                 check_names(names, path)
-                columns = [_plain(column) for column in batch.columns]
+                columns = [_plain(column, missing) for column in batch.columns]
                 yield pa.Table.from_arrays(columns, names)
         except UNREADABLE as error:
             raise self._explain(error, path) from error
@@ -254,8 +266,8 @@ def _join(waiting: pa.Table | None, table: pa.Table, path: Path, first_path: Pat
         raise UserError(what, str(path), "give all files the same types") from error
 
 
-def _plain(column: pa.Array) -> pa.Array:
-    """Convert a column to texts, numbers or times.
+def _plain(column: pa.Array, missing: list[str]) -> pa.Array:
+    """Convert a column to texts, numbers or times, with null for the texts `missing`.
 
     Other types, such as lists, stay as they are; `Block.column` rejects them.
     """
@@ -267,8 +279,15 @@ def _plain(column: pa.Array) -> pa.Array:
         if pa.types.is_floating(column.type):
             return column.cast(FLOAT)
         column = column.cast(STRING).cast("binary")
-        return column.cast(STRING)  # fails unless the texts are UTF-8
+        column = column.cast(STRING)  # fails unless the texts are UTF-8
+        return without(column, missing) if missing else column
     return column
+
+
+def without(texts: Any, missing: list[str]) -> Any:
+    """Return the stripped texts, with null for those in `missing`."""
+    texts = pc.ascii_trim_whitespace(texts)
+    return pc.if_else(pc.is_in(texts, pa.array(missing, STRING)), None, texts)
 
 
 def place_of(name: str, names: list[str], path: Path) -> int:
@@ -308,8 +327,7 @@ class Block(NamedTuple):
         column = self.table[name]
         missing = self.source.missing
         if column.type == STRING:
-            texts = pc.ascii_trim_whitespace(column)
-            return pc.if_else(pc.is_in(texts, pa.array(missing, STRING)), None, texts)
+            return without(column, missing)
         if not pa.types.is_primitive(column.type):
             where = f"{self.source.path}, column '{name}'"
             remedy = f"store one number, text or time per cell, or add --drop '{name}'"
@@ -358,8 +376,8 @@ class Block(NamedTuple):
             cell = str(self.column(name)[row])
             if cell.lower() in GAPS:
                 remedy = f"fix the cell, or add --missing '{cell}'"
-            elif has_commas([cell]):
-                remedy = COMMAS
+            else:
+                _, remedy = marked_number([cell]) or (cell, remedy)
             expected = "number" if values[row] == TEXT else "finite number"
             raise self.error(f"{cell!r} is not a {expected}", row, name, remedy)
         return np.where(is_known, values, np.nan)
@@ -444,8 +462,19 @@ def number(cell: str) -> float:
         return TEXT
 
 
-def has_commas(cells: list[str]) -> bool:
-    """Whether all cells are numbers once commas are removed, and at least one has a comma."""
-    return any("," in cell for cell in cells) and all(
-        number(cell.replace(",", "")) != TEXT for cell in cells
-    )
+def marked_number(cells: list[str]) -> tuple[str, str] | None:
+    """Find cells that are numbers except for commas, a currency sign or a percent sign.
+
+    Return the first one and how to fix it, if at least half of the cells would then be numbers.
+    """
+    marked = []
+    num_numbers = 0
+    for cell in cells:
+        if number(MARKS.sub("", cell)) != TEXT:
+            num_numbers += 1
+            if number(cell) == TEXT:
+                marked.append(cell)
+    if not marked or 2 * num_numbers < len(cells):
+        return None
+    signs = "".join(MARKS.findall(marked[0])).replace(",", "")
+    return marked[0], f"remove '{signs}' from the cells" if signs else COMMAS

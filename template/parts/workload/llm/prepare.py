@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import math
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import UserError
-from ..engine.runs import typed_path
+from ..engine.runs import check_input, typed_path
 from ..prepare.splits import add_dry_run, destination, print_summary, split_shares, split_sizes
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from ..engine.store import StoreWriter
 
 BYTES = 257  # the smallest vocabulary of byte pairs: all bytes, and the end of a document
+NAMED = 5  # files that an error names
 FEW_FILES = 20  # with fewer files, whole files are too coarse: split the text by position
 
 
@@ -80,10 +82,40 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
+    """Prepare the texts. Raises `UserError`, with all files that are not UTF-8."""
+    from ..texts import NotUtf8
+
+    check(arguments)
+    try:
+        write_all(arguments, load)
+    except NotUtf8 as error:
+        wrong = not_utf8(arguments)
+        if len(wrong) < 2:
+            raise
+        where = ", ".join(wrong[:NAMED])
+        if len(wrong) > NAMED:
+            where += f" and {len(wrong) - NAMED:,} more"
+        remedy = "convert them to UTF-8, or leave them out with --glob"
+        raise UserError(f"{len(wrong):,} files are not UTF-8 text", where, remedy) from error
+
+
+def not_utf8(arguments: argparse.Namespace) -> list[str]:
+    """Return the paths of the files that the tokenizer cannot read."""
+    from ..texts import has_rows, is_utf8
+
+    wrong = []
+    for file in list_files(Path(arguments.input), arguments.glob):
+        kind = has_rows(file)
+        any_bytes = arguments.tokenizer == "byte" and not kind
+        if kind != ".parquet" and not is_utf8(file, any_bytes):
+            wrong.append(str(file))
+    return wrong
+
+
+def write_all(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     """Read each file twice: to find copies and learn the vocabulary, then to write the tokens."""
     from ..dataset import write
 
-    check(arguments)
     files, num_copies = find_files(Path(arguments.input), arguments.glob)
     split_by = arguments.split_by
     if split_by == "auto":
@@ -171,8 +203,7 @@ def find_files(path: Path, pattern: str) -> tuple[list[Path], int]:
 
 def list_files(path: Path, pattern: str) -> list[Path]:
     """Return the file, or the visible files of the folder that match the pattern, sorted."""
-    if not path.exists():
-        raise UserError("no such file or folder", str(path), "check --input")
+    check_input(path)
     files = [path]
     if path.is_dir():
         try:
@@ -205,22 +236,54 @@ def make_tokenizer(arguments: argparse.Namespace, files: list[Path], training: i
     """Return the tokenizer that `--tokenizer` names.
 
     Byte pairs are learned from the first `training` files. If `training` is 0, the text is split by
-    position, and they are learned from all of it. Characters come from all files, because unknown
-    ones could not be encoded.
+    position, and they are learned from its first bytes. Characters come from all files, because
+    unknown ones could not be encoded.
     """
     from ..bytepairs import Byte, Pairs
-    from ..texts import Seen, decoded, documents
     from ..tokenizer import Character, Gpt2
 
     if arguments.tokenizer == "byte":
         return Byte()
     if arguments.tokenizer == "gpt2":
         return Gpt2.fetch()
-    if arguments.tokenizer == "bpe" and training:
-        files = files[:training]
-    seen = Seen()
-    texts = (decoded(piece) for file in files for piece in documents(file, arguments.column, seen))
+    column = arguments.column
     if arguments.tokenizer == "char":
-        characters = set[str]().union(*texts)
+        characters = set[str]().union(*beginning(files, column))
         return Character("".join(sorted(characters)))
-    return Pairs.learn(texts, arguments.vocabulary)
+    size = None
+    if training:
+        files = files[:training]
+    else:
+        size = training_bytes(arguments, files)
+    return Pairs.learn(beginning(files, column, size), arguments.vocabulary)
+
+
+def beginning(files: list[Path], column: str, size: int | None = None) -> Iterator[str]:
+    """Yield the text of the files, or its first `size` bytes."""
+    from ..texts import Seen, decoded, documents
+
+    seen = Seen()
+    left = math.inf if size is None else size
+    for file in files:
+        for document in documents(file, column, seen):
+            text = document[2]
+            if len(text) > left:
+                yield text[: int(left)].decode("utf-8", "ignore")  # it may end inside a character
+                return
+            yield decoded(document)
+            left -= len(text)
+
+
+def training_bytes(arguments: argparse.Namespace, files: list[Path]) -> int:
+    """Return about how many bytes of the text are in the training split, if it has no whole files.
+
+    A number of tokens is a lower limit, since each token has at least one byte.
+    """
+    from ..texts import Seen, documents
+
+    numbers, are_shares = split_shares(arguments.split)
+    if not are_shares:
+        return int(numbers[0])
+    seen = Seen()
+    texts = (text for file in files for _, _, text, _ in documents(file, arguments.column, seen))
+    return int(numbers[0] * sum(map(len, texts)))

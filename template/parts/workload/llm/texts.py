@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import hashlib
 import json
@@ -16,13 +17,19 @@ import numpy as np
 from tqdm import tqdm
 
 from .engine.errors import UserError
+from .engine.runs import check_input
 
 PIECE = 64 << 10  # bytes of a text that a core tokenizes at a time
 TOGETHER = 1024  # rows in a batch of texts, unless 2^20 characters come first
 LINE_BYTES = 64 << 20  # a longer line is an error, before it fills the memory
+SAMPLE = 4096  # bytes of a file that tell its encoding
 ROWS = (".jsonl", ".parquet")
 Document = tuple[str, int, bytes, bool]
 """A piece of a document: where, offset, text, and whether it is the last piece."""
+
+
+class NotUtf8(UserError):
+    """A text in another encoding."""
 
 
 def has_rows(path: Path) -> str:
@@ -44,9 +51,32 @@ def opened(path: Path) -> Iterator[tuple[Any, Callable[[], Any]]]:
             file: Any = raw
             if raw.peek(2)[:2] == b"\x1f\x8b":
                 file = gzip.GzipFile(fileobj=raw)
+            if is_utf16(file.peek(SAMPLE)[:SAMPLE]):
+                raise NotUtf8("UTF-16 text", str(path), "convert it to UTF-8")
             yield file, lambda: bar.update(raw.tell() - bar.n)
     except (EOFError, zlib.error, OSError) as error:
         raise UserError(f"cannot read the file ({error})", str(path), "check --input") from error
+
+
+def is_utf16(text: bytes) -> bool:
+    """Whether a text begins with the mark of UTF-16 or -32, or has a NUL at every second place."""
+    if text.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE)):
+        return True
+    few, many = sorted((text[::2].count(0), text[1::2].count(0)))
+    return 4 * many > len(text) > 100 * few
+
+
+def is_utf8(path: Path, any_bytes: bool) -> bool:
+    """Whether a file can be read. any_bytes: if so, only UTF-16 is wrong."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    try:
+        for _, text in blocks(path):
+            if not any_bytes:
+                decoder.decode(text)
+        decoder.decode(b"", final=True)
+    except (UnicodeDecodeError, NotUtf8):
+        return False
+    return True
 
 
 def blocks(path: Path) -> Iterator[tuple[int, bytes]]:
@@ -82,8 +112,8 @@ def decoded(document: Document) -> str:
         return text.decode("utf-8")
     except UnicodeDecodeError as error:
         where = f"{where}, byte {offset + error.start}"
-        remedy = "fix it, or use --tokenizer byte"
-        raise UserError("not UTF-8 text", where, remedy) from error
+        remedy = "convert the file to UTF-8, or use --tokenizer byte"
+        raise NotUtf8("not UTF-8 text", where, remedy) from error
 
 
 def documents(path: Path, column: str, seen: Seen, cut: bool = True) -> Iterator[Document]:
@@ -186,8 +216,9 @@ def _utf8_length(byte: int) -> int:
     return 3 if byte < 0xF0 else 4
 
 
-def lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield (number, text) of each line of a UTF-8 file that is not blank."""
+def lines(path: Path, keep_blank: bool = False) -> Iterator[tuple[int, str]]:
+    """Yield (number, text) of each line of a UTF-8 file; blank lines only with `keep_blank`."""
+    check_input(path)
     number = 0
     try:
         with opened(path) as (file, tick):
@@ -200,11 +231,11 @@ def lines(path: Path) -> Iterator[tuple[int, str]]:
                     tick()
                 encoding = "utf-8-sig" if number == 1 else "utf-8"
                 text = line.decode(encoding).rstrip("\r\n")
-                if text:
+                if text or keep_blank:
                     yield number, text
     except UnicodeDecodeError as error:
         where = f"{path}, line {number}, byte {error.start}"
-        raise UserError("not UTF-8 text", where, "convert the file to UTF-8") from error
+        raise NotUtf8("not UTF-8 text", where, "convert the file to UTF-8") from error
 
 
 def rows(
@@ -215,6 +246,7 @@ def rows(
     may_lack: the keys whose text may be missing or null, which counts as empty. Raises `UserError`
     for a value that is not a text.
     """
+    check_input(path)
     is_parquet = has_rows(path) == ".parquet"
     read = _parquet(path, keys, remedy) if is_parquet else _json(path, remedy)
     for where, row in read:

@@ -14,6 +14,7 @@ from ..engine.errors import UserError
 from ..engine.runs import find_run, typed_path
 from ..texts import check_text, has_rows, lines, rows
 from .evaluate import add_flags, choose_split, new_loader, open_run, output_path, write_output
+from .prepare import is_header
 
 if TYPE_CHECKING:
     from ..engine.interfaces import Batch
@@ -59,7 +60,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
-    """Write a line with source and prediction for each pair, and with target for a split."""
+    """Write a line with source and prediction for each pair, and with target for a split.
+
+    Each line of `--input` has a line; the prediction of a source without text is empty.
+    """
     choose_split(arguments, bool(arguments.input) or arguments.text is not None)
     folder = find_run(arguments.run)
     output = output_path(arguments.output, folder / "predictions.tsv", ".tsv", ".jsonl")
@@ -72,14 +76,18 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     project, step = open_run(folder, settings, arguments, needs_data=not sources)
     with tempfile.TemporaryDirectory() as temporary:
         if sources:
-            new_sources(sources, project.store, Path(temporary))
+            texts = [text for text in sources if text.strip()]
+            new_sources(texts, project.store, Path(temporary))
             loader = new_loader(project, Path(temporary))
         else:
             loader = project.loader(arguments.split)
         rows = predict(project, loader, arguments)
-    for row, text in zip(rows, sources, strict=False):
-        del row["target"]
-        row["source"] = text
+    if sources:
+        predicted = iter(rows)
+        rows = []
+        for text in sources:
+            prediction = next(predicted)["prediction"] if text.strip() else ""
+            rows.append({"source": text, "prediction": prediction})
     if arguments.text is not None:
         print(rows[0]["prediction"])
         if not arguments.output:
@@ -95,42 +103,43 @@ def read_sources(arguments: argparse.Namespace) -> list[str]:
         if arguments.input:
             raise UserError("both --text and --input", "command line", "use one of them")
         check_text(arguments.text, "--text")
+        if not arguments.text.strip():
+            raise UserError("no text", "--text", "give a source: a prediction would mean nothing")
         return [arguments.text]
     if arguments.input is None:
         return []
     path = Path(arguments.input)
     sources = []
-    num_blank = 0
     if has_rows(path):
         for _, (text,) in rows(path, (arguments.source_key,), "name the field with --source-key"):
             sources.append(text)
     else:
         has_targets = ".tsv" in path.suffixes[-2:]
-        for number, line in lines(path):
-            sources.append(line.partition("\t")[0] if has_targets else line)
-            num_blank = number - len(sources)
-    if num_blank:
-        print(f"note: {num_blank:,} blank lines have no prediction")
-    if not sources:
+        for number, line in lines(path, keep_blank=True):
+            cells = line.split("\t")
+            if has_targets and number == 1 and is_header(cells, arguments.source_key):
+                print(f"note: the first line of {path} is a header, without a prediction: {line!r}")
+            else:
+                sources.append(cells[0] if has_targets else line)
+    num_blank = sum(not text.strip() for text in sources)
+    if num_blank == len(sources):
         raise UserError("no source in the file", str(path), "provide a file that is not empty")
+    if num_blank:
+        print(f"note: sources without text, which have an empty prediction: {num_blank:,}")
     return sources
 
 
 def new_sources(sources: list[str], trained: Store, folder: Path) -> None:
     """Write new sources as a dataset into `folder`, with the metadata of the training data.
 
-    Long sources are cut to the training limit. Raises `UserError` for sources without text, and for
-    symbols that training does not know, unless `prepare` had the flag `--unknown`.
+    Long sources are cut to the training limit. Raises `UserError` for symbols that training does
+    not know, unless `prepare` had the flag `--unknown`.
     """
     from ..dataset import tokenize, write
     from ..tokenizer import restore
 
     facts = trained.facts
     tokenizer = restore(facts["tokenizer"])
-    num_empty = sum(not text.strip() for text in sources)
-    if num_empty:
-        what = f"{num_empty:,} of {len(sources):,} sources have no text"
-        raise UserError(what, "--text, --input", "remove them: a prediction would mean nothing")
     check_known(sources, tokenizer, trained)
 
     pairs = []

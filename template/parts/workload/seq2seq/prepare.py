@@ -26,6 +26,9 @@ BYTES = 257  # the smallest vocabulary of byte pairs: all bytes, and the end of 
 TOGETHER = 1024  # pairs that are fetched at a time
 PADDED = 100_000  # pairs that estimate the fraction of padding
 SPLITS = ("train", "validation", "test")
+# Names of columns in a header.
+SOURCE_NAMES = {"source", "src", "input", "text", "document", "article", "question", "prompt"}
+TARGET_NAMES = {"target", "tgt", "output", "summary", "answer", "response", "translation", "label"}
 Text = tuple[str, str, str]
 """Source, target, and their place in a file."""
 
@@ -51,13 +54,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--source-key",
         default="source",
         metavar="NAME",
-        help="field of .jsonl or .parquet with the source (default: source)",
+        help="field of .jsonl or .parquet with the source; its name in a header of .tsv, which is"
+        " left out (default: source)",
     )
     add(
         "--target-key",
         default="target",
         metavar="NAME",
-        help="field of .jsonl or .parquet with the target (default: target)",
+        help="field of .jsonl or .parquet with the target; its name in a header (default: target)",
     )
     prefix = 'text to add before each source, such as "summarize: "'
     add("--prefix", default="", metavar="TEXT", help=prefix)
@@ -352,11 +356,23 @@ def read_rows(path: Path, arguments: argparse.Namespace) -> Iterator[tuple[str, 
         keys = (arguments.source_key, arguments.target_key)
         yield from rows(path, keys, remedy, may_lack)
     elif ".tsv" in path.suffixes[-2:]:
-        for number, line in lines(path):
-            yield f"{path}, line {number}", tuple(line.split("\t"))
+        for place, (number, line) in enumerate(lines(path)):
+            cells = line.split("\t")
+            if place == 0 and is_header(cells, arguments.source_key, arguments.target_key):
+                print(f"note: the first line of {path} is a header, not a pair: {line!r}")
+            else:
+                yield f"{path}, line {number}", tuple(cells)
     else:
         what = "the file is not .tsv or .jsonl (also .gz), nor .parquet"
         raise UserError(what, str(path), "rename or convert the file")
+
+
+def is_header(cells: list[str], *keys: str) -> bool:
+    """Whether the first line of a .tsv file names its columns: `keys`, or frequent names."""
+    names = [cell.strip().lower() for cell in cells]
+    if names[: len(keys)] == [key.lower() for key in keys]:
+        return True
+    return len(names) == 2 and names[0] in SOURCE_NAMES and names[1] in TARGET_NAMES
 
 
 def encode(

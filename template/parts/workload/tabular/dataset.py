@@ -7,15 +7,19 @@ arrays of the prepared dataset.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .engine.evaluation import joined, predictions, present_rows
 from .engine.interfaces import Batch, Rows, Spans
 from .engine.store import Store, StoreWriter
-from .prepare.rows import Table, describe, write
+from .prepare.rows import Table, describe, ranks, write
 from .prepare.splits import borders
 from .settings import WORKLOAD
+
+if TYPE_CHECKING:
+    from .engine.project import Project
 
 
 class Samples:
@@ -33,12 +37,29 @@ class Samples:
     def spans(self, indices: np.ndarray, epoch: int) -> dict[str, Spans]:
         present = indices >= 0
         span = Spans(np.where(present, indices + self.first, 0), present.astype(np.int64), 1)
-        return dict.fromkeys(self.store.arrays, span)
+        names = [name for name in self.store.arrays if name != "row"]
+        return dict.fromkeys(names, span)
 
     def batch(self, rows: dict[str, Rows]) -> Batch:
         """`features` (B, F) float32, `categories` (B, C) int32, `target` (B,)."""
         batch = {name: array.values[:, 0] for name, array in rows.items()}
         return batch
+
+
+def file_rows(store: Store, split: str, index: np.ndarray) -> dict[str, np.ndarray]:
+    """Return `row` (N,) of the samples `index`, from 1 in its file; and `file` if it is a folder.
+
+    Synthetic rows are in no file. Older versions of `prepare` did not store the row.
+    """
+    if "row" not in store.arrays:
+        return {"row of the split": index + 1}
+    first, last = store.splits[split]
+    rows = store.arrays["row"].read(first, last)[index]
+    starts = np.array([start for start, _ in store.source["files"]])
+    names = np.array([name for _, name in store.source["files"]])
+    place = starts.searchsorted(rows, "right") - 1
+    of_file = {"row": rows - starts[place] + 1}
+    return {"file": names[place], **of_file} if len(names) > 1 else of_file
 
 
 # --- baselines: metrics without a model
@@ -57,6 +78,44 @@ def finish(metrics: dict[str, float], store: Store, split: str) -> dict[str, flo
     if variance > 0 and "mse_original" in metrics:
         return {**metrics, "r2": 1 - metrics["mse_original"] / float(variance)}
     return metrics
+
+
+def scores(project: Project, loader: Any) -> dict[str, float]:
+    """Return metrics for `evaluate` that need all predictions of a split. Every rank calls it.
+
+    `balanced_accuracy` is the mean recall of the classes. `roc_auc`, for two classes, is exact.
+    """
+    facts = project.store.facts
+    if facts["task"] == "regression":
+        return {}
+    batches = []
+    for batch, predicted in predictions(project, loader):
+        columns = {
+            "target": batch["target"],
+            "prediction": predicted["prediction"],
+            "score": predicted["probability"][:, -1],
+        }
+        batches.append(present_rows(columns, batch["present"]))
+    of_ranks = project.distributed.gather_objects(joined(batches))
+    rows = {name: values.numpy() for name, values in joined(of_ranks).items()}
+
+    target = rows["target"]
+    num_classes = len(facts["target"]["classes"])
+    counts = np.bincount(target, minlength=num_classes)
+    hits = np.bincount(target[rows["prediction"] == target], minlength=num_classes)
+    present = counts > 0
+    metrics = {"balanced_accuracy": float(np.mean(hits[present] / counts[present]))}
+    if num_classes == 2 and present.all():
+        metrics["roc_auc"] = roc_auc(rows["score"], target == 1)
+    return metrics
+
+
+def roc_auc(score: np.ndarray, is_positive: np.ndarray) -> float:
+    """Return the chance that a positive row has a higher score than a negative one."""
+    num_positive = int(is_positive.sum())
+    num_negative = len(score) - num_positive
+    wins = ranks(score)[is_positive].sum() - num_positive * (num_positive + 1) / 2
+    return float(wins / (num_positive * num_negative))
 
 
 def baselines(store: Store, settings: Any, split: str) -> dict[str, dict[str, float]]:
@@ -84,7 +143,11 @@ def baselines(store: Store, settings: Any, split: str) -> dict[str, dict[str, fl
     fractions = np.array(facts["counts"]) / sum(facts["counts"])
     accuracy = float(np.mean(target == fractions.argmax()))
     log_loss = float(-np.log(fractions[target]).mean())
-    return {"majority": {"accuracy": accuracy, "log_loss": log_loss}}
+    metrics = {"accuracy": accuracy, "log_loss": log_loss}
+    metrics["balanced_accuracy"] = 1 / len(np.unique(target))
+    if len(fractions) == 2:
+        metrics["roc_auc"] = 0.5
+    return {"majority": metrics}
 
 
 def baseline_loss(store: Store, split: str) -> float:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from matplotlib.figure import Figure
 
+from .dataset import file_rows
 from .engine.report import table, tidy
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def examples(batch: Batch, predictions: Batch, project: Project) -> dict[str, Fi
     target = batch["target"].numpy()
     prediction = predictions["prediction"].numpy()
     columns = {
-        "row of the split": batch["index"].numpy() + 1,
+        **file_rows(project.store, "validation", batch["index"].numpy()),
         "truth": target,
         "prediction": prediction,
     }

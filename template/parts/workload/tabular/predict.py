@@ -33,11 +33,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
-    """Write `prediction` for each row, in the order of the rows, and `target` if it is known.
+    """Write `prediction` for each row of the split or the input, and `target` if it is known.
 
-    In a .npz file, classes are numbers, with `probability` (N, K) and the names `classes`. In a CSV
+    `row` is the number of the row in its file, from 1; of several files, `file` has the names. In
+    a .npz file, classes are numbers, with `probability` (N, K) and the names `classes`. In a CSV
     file, classes are names.
     """
+    from ..dataset import file_rows
+
     choose_split(arguments, bool(arguments.input))
     folder = find_run(arguments.run)
     output = output_path(arguments.output, folder / "predictions.npz", ".npz", ".csv")
@@ -50,7 +53,10 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
         else:
             loader = project.loader(arguments.split)
         rows = collected(project, loader, "target")
-    del rows["index"]
+        split = "input" if arguments.input else arguments.split
+        samples: Any = loader.samples
+        places = file_rows(samples.store, split, rows.pop("index"))
+    rows = {**places, **rows}
     classes = project.store.facts["target"].get("classes", [])
     content: Any = rows
     if output.suffix == ".csv":
@@ -71,10 +77,11 @@ def new_rows(path: Path, flags: dict[str, Any], trained: Store, folder: Path) ->
     from ..prepare.tables import Source
 
     facts = trained.facts
+    source = Source(path, MISSING, flags, trained.source)
     with StoreWriter(folder, trained.workload) as writer:
-        blocks = Source(path, MISSING, flags, trained.source).blocks()
-        table = Columns(facts["columns"]).read_table(writer, blocks)
+        table = Columns(facts["columns"]).read_table(writer, source.blocks())
         write(writer, table, facts, np.arange(len(table)))
+        writer.source = {"files": source.places}
         writer.splits = {"input": [0, len(table)]}
 
     for column in facts["categories"]:
@@ -88,15 +95,17 @@ def new_rows(path: Path, flags: dict[str, Any], trained: Store, folder: Path) ->
 
 
 def as_csv(rows: dict[str, np.ndarray], classes: list[str]) -> bytes:
-    """Return the content of a CSV file: rows from 1, classes by name, and their probabilities."""
+    """Return the content of a CSV file, with classes by name, and their probabilities."""
     import numpy as np
     import pyarrow as pa
     from pyarrow.csv import write_csv
 
-    columns = {"row": np.arange(1, len(rows["prediction"]) + 1)}
+    columns = {}
     for name, array in rows.items():
-        if array.ndim == 1:
-            columns[name] = np.array(classes)[array] if classes else array
+        if classes and name in ("prediction", "target"):
+            columns[name] = np.array(classes)[array]
+        elif array.ndim == 1:
+            columns[name] = array
     for number, name in enumerate(classes):
         columns[f"probability of {name}"] = rows["probability"][:, number]
     sink = pa.BufferOutputStream()

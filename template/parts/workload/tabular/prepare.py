@@ -68,6 +68,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
             columns = fill(writer, table, arguments)
             writer.source = {
                 "file": source.path.name,
+                "files": source.places,
                 "rows": len(table),
                 "seed": None if arguments.keep_order else arguments.seed,
                 **source.written,
@@ -84,7 +85,7 @@ def time_parts(given: str) -> list[str]:
     if not {*TIMES} >= {*parts}:
         what = f"'{given}' is not a time feature"
         raise UserError(what, "--time-features", f"choose from {','.join(TIMES)}")
-    return parts
+    return list(dict.fromkeys(parts))
 
 
 def fill(writer: StoreWriter, table: Table, arguments: argparse.Namespace) -> list[tuple[str, ...]]:
@@ -94,7 +95,7 @@ def fill(writer: StoreWriter, table: Table, arguments: argparse.Namespace) -> li
     """
     import numpy as np
 
-    from ..prepare.rows import describe, write
+    from ..prepare.rows import describe, telling_columns, write
 
     splits = borders(arguments.split, len(table))
     order = np.arange(len(table))
@@ -105,6 +106,9 @@ def fill(writer: StoreWriter, table: Table, arguments: argparse.Namespace) -> li
 
     facts, columns = describe(table, train)
     check(table, facts, arguments)
+    for name in telling_columns(table, train):
+        what = f"column '{name}' alone predicts the target"
+        print(f"note: {what}: if it is known only with the target, add --drop '{name}'")
     write(writer, table, facts, order[: splits["test"][1]])
     writer.splits = splits
     return columns
@@ -112,22 +116,23 @@ def fill(writer: StoreWriter, table: Table, arguments: argparse.Namespace) -> li
 
 def check(table: Table, facts: dict[str, Any], arguments: argparse.Namespace) -> None:
     """Raise `UserError` for data that cannot be right, and print a note for suspicious columns."""
-    from ..prepare.tables import COMMAS, has_commas
+    from ..prepare.tables import marked_number
 
     path = arguments.input
     if len(facts["target"].get("classes", [])) == 1:
         where = f"{path}, column '{arguments.target}'"
         raise UserError("all training rows have one class", where, "check --target and --split")
 
-    for name in facts["columns"]:
-        cells = table.levels.get(name, [])
-        if name not in arguments.category and has_commas(cells):
-            remedy = f"{COMMAS}, or add --category '{name}'"
-            raise UserError(f"'{cells[0]}' is not a number", f"{path}, column '{name}'", remedy)
-        if len(cells) > max(len(table) // 2, 20):
+    for name, cells in table.levels.items():
+        marked = marked_number(cells)
+        if marked is not None and name not in arguments.category:
+            cell, remedy = marked
+            remedy += f", or add --category '{name}'"
+            raise UserError(f"'{cell}' is not a number", f"{path}, column '{name}'", remedy)
+        if name != table.target and len(cells) > max(len(table) // 2, 20):
             print(
                 f"note: column '{name}' has {len(cells):,} different values in {len(table):,} rows:"
-                f" if it is an id, add --drop '{name}'; for times, see --time-features"
+                f" if it is an id, add --drop '{name}'; for times, see --time-format"
             )
 
 

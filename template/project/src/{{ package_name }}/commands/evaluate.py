@@ -59,12 +59,13 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     loader = project.loader(split)
     distributed = project.distributed
     sums, seconds = timed(lambda: evaluate(project.wrapped, loader, project.precision, distributed))
+    scores = project.scores(loader)
     loader.close()
     distributed.close()
     if not distributed.is_main:
         return
 
-    metrics = project.finish(sums, split)
+    metrics = {**project.finish(sums, split), **scores}
     baselines = project.baselines(split)
     weights = getattr(arguments, "weights", "trained")
     result = {"split": split, "step": step, "weights": weights}

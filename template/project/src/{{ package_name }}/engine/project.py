@@ -80,6 +80,13 @@ class Project:
             return {}
         return dict(self.dataset.baselines(self.store, self.settings, split))
 
+    def scores(self, loader: Loader) -> dict[str, float]:
+        """Return the metrics that need all predictions of a split. Call it on every rank."""
+        if not hasattr(self.dataset, "scores"):
+            return {}
+        self.model.eval()
+        return dict(self.dataset.scores(self, loader))
+
     def baseline_loss(self, split: str) -> float:
         """Return the loss of a split without a model; inf if `dataset.py` does not define it."""
         if hasattr(self.dataset, "baseline_loss"):

@@ -53,9 +53,19 @@ def project_root() -> Path:
 
 def typed_path(word: str) -> str:
     """Make a path absolute if commands run elsewhere: the `type=` of an argument that is a path."""
+    word = os.path.expanduser(word)  # a shell leaves the `~` of `--input=~/file` as it is
     root = project_root()
     is_here = not os.path.isdir(root) or root.samefile(Path.cwd())
     return word if is_here else os.path.abspath(word)
+
+
+def check_input(path: Path) -> None:
+    """Raise `UserError` if there is no such file or folder."""
+    if os.path.exists(path):
+        return
+    if ":/" in str(path):  # of two slashes, a `Path` keeps one
+        raise UserError("a URL is not a file", str(path), "download the file, and give its path")
+    raise UserError("no such file or folder", str(path), "check the path")
 
 
 def typed_run(word: str) -> str:

@@ -1,14 +1,17 @@
 """Examples of the model's predictions, made at evaluations, for the report and the tracker.
 
-`examples.py` next to `model.py` decides what they show; without that file there are none. Rank 0
-draws them. Except for the first and the last, they take at most a fiftieth of the run's time. They
-change no random numbers of the training. If they fail, a note is printed and training continues.
+`examples.py` next to `model.py` decides what they show; without that file there are none. They are
+those of the best evaluation so far, whose checkpoint `evaluate` loads. Rank 0 draws them. Except
+for the first and the best one of a finished run, they take at most a fiftieth of the run's time.
+They change no random numbers of the training. If they fail, a note is printed and training
+continues.
 """
 
 from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -34,41 +37,83 @@ class Hook:
         self.start_time = time.perf_counter()
         self.seconds = 0.0  # spent on examples
         self.enabled = (Path(__file__).parents[1] / "examples.py").exists()
+        self.is_slow = False  # a function `answer` may take longer than an evaluation
+        self.missed = False  # the best evaluation has no predictions
+        self.undrawn: tuple[int, list[Batch]] | None = None  # the step and its predictions
 
     def after_evaluation(self, run: Run, metrics: dict[str, float]) -> None:
-        now = time.perf_counter()
         group = run.project.distributed
-        is_rare = self.seconds <= TIME_FRACTION * (now - self.start_time)
-        is_last = run.step >= run.last_step
-        is_due = group.gather_objects(self.enabled and (is_rare or is_last))[0]  # by rank 0's clock
+        by_rank = group.gather_objects(self._is_due(run, metrics["loss"]))
         takes_part = group.is_main or group.forward_exchanges
-        if not is_due or not takes_part:
-            return
+        if by_rank[0] and takes_part:  # by rank 0's clock
+            self._guarded(run, self._predict)
 
+    def close(self, run: Run) -> None:
+        if run.is_done:
+            self._guarded(run, self._draw)
+
+    def _is_due(self, run: Run, loss: float) -> bool:
+        """Whether to predict: at a new best loss, or at the last one if there was no time then."""
+        if not self.enabled:
+            return False
+        is_last = run.step >= run.last_step
+        if loss < run.progress.best_loss:
+            self.missed = self.is_slow and not is_last and not self._is_rare()
+            return not self.missed
+        return is_last and self.missed
+
+    def _is_rare(self) -> bool:
+        return self.seconds <= TIME_FRACTION * (time.perf_counter() - self.start_time)
+
+    def _guarded(self, run: Run, work: Callable[[Run], None]) -> None:
+        """Do the work; if it fails, in matplotlib, your `examples.py` or on a full disk, stop."""
+        start_time = time.perf_counter()
+        try:
+            work(run)
+        except Exception as error:
+            self.enabled = False
+            self.undrawn = None
+            run.log.line(f"note: no more examples: {type(error).__name__}: {error}")
+        self.seconds += time.perf_counter() - start_time
+
+    def _predict(self, run: Run) -> None:
+        """Predict the samples; draw them now if there is time, otherwise at the end."""
+        from .. import examples
+
+        self.is_slow = hasattr(examples, "answer")
+        is_rare = self._is_rare()
         model = run.project.model
         was_training = model.training
         model.eval()
         try:
-            files = draw(run.project, run.validation, run.folder / FOLDER)
-        except Exception as error:  # in matplotlib or your `examples.py`, or from a full disk
-            self.enabled = False
-            run.log.line(f"note: no more examples: {type(error).__name__}: {error}")
-            return
+            self.undrawn = (run.step, predict_samples(run.project, run.validation))
         finally:
             model.train(was_training)
-        seconds = time.perf_counter() - now
-        self.seconds += seconds
+        if is_rare:
+            self._draw(run)
+
+    def _draw(self, run: Run) -> None:
+        """Draw the predictions that are not drawn yet."""
+        if self.undrawn is None:
+            return
+        step, samples = self.undrawn
+        self.undrawn = None
+        if not run.project.distributed.is_main:
+            return
+        start_time = time.perf_counter()
+        files = draw(run.project, samples, run.folder / FOLDER)
         run.log.send_files(run.step, files)
-        run.log.event(run.step, FOLDER, seconds=seconds)
+        run.log.event(step, FOLDER, seconds=time.perf_counter() - start_time)
 
 
-def draw(project: Project, loader: Any, folder: Path) -> list[Path]:
-    """Write what `examples` returns: figures as .png, texts as .md. Only rank 0 writes them."""
+def draw(project: Project, samples: list[Batch], folder: Path) -> list[Path]:
+    """Write what `examples` returns for a batch and its predictions: figures as .png, texts as .md.
+
+    Return the files.
+    """
     from .. import examples
 
-    batch, answers = predict_samples(project, loader, examples)
-    if not project.distributed.is_main:
-        return []
+    batch, answers = samples
     files = []
     for name, example in examples.examples(batch, answers, project).items():
         folder.mkdir(exist_ok=True)
@@ -83,12 +128,13 @@ def draw(project: Project, loader: Any, folder: Path) -> list[Path]:
     return files
 
 
-def predict_samples(project: Project, loader: Any, examples: Any) -> list[Batch]:
+def predict_samples(project: Project, loader: Any) -> list[Batch]:
     """Return the first `SAMPLES` samples of a loader and their predictions.
 
     Both are on the CPU. If `examples.py` has a function `answer(project, batch)`, it makes the
     predictions, maybe only for the first samples of a batch; otherwise the model's `predict` does.
     """
+    from .. import examples
     from ..engine.evaluation import joined, predictions, present_rows
 
     answer = None

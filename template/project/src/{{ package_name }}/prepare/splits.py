@@ -130,8 +130,8 @@ def add_input(parser: argparse.ArgumentParser, title: str, required: bool = True
     add("--input", required=required, type=typed_path, metavar="PATH", help=text)
     text = "delimiter of a CSV file, or `tab` (default: detected in the first rows)"
     add("--delimiter", type=sign, metavar="SIGN", help=text)
-    text = "decimal mark of a CSV file (default: detected in the first rows)"
-    add("--decimal", type=sign, metavar="SIGN", help=text)
+    text = "decimal mark of a CSV file, `.` or `,` (default: detected in the first rows)"
+    add("--decimal", choices=[".", ","], metavar="SIGN", help=text)
     text = "encoding of a CSV file, such as latin-1 (default: utf-8, or as in `prepare`)"
     add("--encoding", metavar="NAME", help=text)
     text = "text of a missing cell, such as `?`, in addition to empty cells; repeatable"
