@@ -1,12 +1,14 @@
 """Lines that blame the wrong thing, or advise what makes it worse."""
 
 import shutil
+import time
+from collections.abc import Callable
 from pathlib import Path
 from shlex import split
 
 import pytest
 from rendering import render
-from running import one_error, run
+from running import check_run, one_error, run
 
 SHORT = split("--training.max_steps 3 --monitor.every_steps 1 --evaluation.every_steps 1000")
 
@@ -62,3 +64,56 @@ def test_too_many_layers_blame_no_sample(tmp_path):
     words = (*SHORT, "--model.depth", "700", "--model.width", "8")
     refused = run(render(workload="tabular"), "train", *words, cwd=tmp_path)
     assert "training sample" not in one_error(refused, "model.py, forward: .*too many layers$")
+
+
+# ---- a run that waits for data -------------------------------------------------------------------
+
+
+def waiting(milliseconds: float) -> Callable[[], None]:
+    """For `run(..., before=…)`: by the clock that all read, only batches take time, so long each."""
+
+    def place() -> None:
+        from my_training.dataset import Samples  # type: ignore[import-not-found]
+
+        make_batch = Samples.batch
+        seconds = [0.0]
+
+        def batch(self, rows):
+            seconds[0] += milliseconds / 1000
+            return make_batch(self, rows)
+
+        Samples.batch = batch
+        time.perf_counter = lambda: seconds[0]
+
+    return place
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "loader", "workers", "advice"),
+    [
+        (4, "dataloader", 0, "raise data.batch_size (32): the wait is only 4 ms a batch"),
+        pytest.param(
+            4,
+            "dataloader",
+            1,
+            "raise data.batch_size (32), or set data.num_workers 0 (1): the",
+            marks=pytest.mark.full,  # 2,500 batches of a worker
+        ),
+        (4, "memmap", 0, "raise data.batch_size (32): the wait"),
+        (6, "dataloader", 0, "raise data.num_workers (0), then"),
+        (6, "memmap", 0, "use a faster disk"),
+    ],
+)
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.cover(1)
+def test_only_a_wait_longer_than_what_a_worker_costs_asks_for_workers(
+    milliseconds, loader, workers, advice, accumulation, tmp_path
+):
+    words = f"--data.num_workers {workers} --training.gradient_accumulation_steps {accumulation}"
+    num_steps = 12_000 // milliseconds // accumulation
+    words += f" --training.max_steps {num_steps} --evaluation.every_steps {num_steps}"
+    project = render(workload="tabular", loader=loader)
+    words = ("train", *split(words), "--model.width", "8", "--data.batch_size", "32")
+    done = check_run(project, *words, cwd=tmp_path, before=waiting(milliseconds))
+    (alert,) = [line for line in done.out.splitlines() if "input-bound" in line]
+    assert f"100% of the time: {advice}" in alert
