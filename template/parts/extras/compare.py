@@ -84,9 +84,12 @@ def read_settings(folder: Path) -> dict[str, str]:
     The result is empty if the run has no readable settings.
     """
     settings: dict[str, str] = {}
-    with suppress(OSError, yaml.YAMLError):
+    with suppress(OSError, UnicodeError, yaml.YAMLError):
         text = (folder / "config.resolved.yaml").read_text(encoding="utf-8")
-        for section, values in yaml.load(text, yaml.BaseLoader).items():
+        content = yaml.load(text, yaml.BaseLoader)
+        if not isinstance(content, dict):
+            return {}
+        for section, values in content.items():
             if isinstance(values, dict):
                 for name, value in values.items():
                     settings[f"{section}.{name}"] = str(value)
