@@ -9,6 +9,7 @@ from pathlib import Path
 from shlex import split
 
 import pytest
+import torch
 from rendering import render
 from running import check_run, one_error, run
 
@@ -170,3 +171,17 @@ def test_runs_are_compared_despite_damaged_settings(content, tmp_path):
     (tmp_path / "runs/one/config.resolved.yaml").write_bytes(content)
     assert "runs/one" in check_run(ALL, "compare", cwd=tmp_path).out
     check_run(ALL, "report", cwd=tmp_path)
+
+
+def refuse_to_compile() -> None:
+    """For `run(..., before=…)`."""
+    torch.compile = lambda *_, **__: pytest.fail("compiled, though compile.enabled is false")
+
+
+@pytest.mark.parametrize("backend", ["INDUCTOR", "nosuch"])
+def test_only_the_settings_decide_whether_accelerate_compiles(backend, tmp_path, monkeypatch):
+    """`accelerate launch` sets this variable."""
+    monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", backend)
+    project = render(workload="tabular", framework="accelerate")
+    words = ("train", *SHORT, "--compile.enabled", "false")
+    check_run(project, *words, cwd=tmp_path, before=refuse_to_compile)
