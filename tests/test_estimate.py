@@ -276,7 +276,7 @@ def test_what_does_not_fit_is_last_and_said(tmp_path):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("--gpu", "h10"), "did you mean h100"),
+        (("--gpu", "h10"), "choose from h100, h100_nvl, h100_pcie"),
         (("--price", "h100"), "NAME=PRICE"),
         (("--price", "h100=-1"), "NAME=PRICE"),
         (("--price", "mine=1"), "no card 'mine'"),

@@ -85,9 +85,11 @@ def read_settings(folder: Path) -> dict[str, str]:
     The result is empty if the run has no readable settings.
     """
     settings: dict[str, str] = {}
-    with suppress(OSError, UserError):
+    with suppress(OSError, UnicodeError, UserError):
         # This loader keeps values as they are written.
         tree: Any = read_yaml(folder / "config.resolved.yaml", yaml.BaseLoader)
+        if not isinstance(tree, dict):
+            return {}
         for section, values in tree.items():
             if isinstance(values, dict):
                 for name, value in values.items():

@@ -115,14 +115,16 @@ def print_costs(costs: Costs, epoch: int) -> None:
 
 
 def known(name: str, where: str) -> str:
-    """Return the name of a card in the table, or `cpu`. Raises `UserError` for another name."""
-    if name not in ("cpu", *gpus.table()):
-        guess = near(name, gpus.table())
-        remedy = f"choose from {', '.join(gpus.table())}"
-        if guess:
-            remedy = f"did you mean {guess}?"
-        raise UserError(f"no card {name!r} in the table", where, remedy)
-    return name
+    """Return the key of a card in the table, or `cpu`. Raises `UserError` for another name."""
+    key = name.lower()
+    if key in ("cpu", *gpus.table()):
+        return key
+    longer = [card for card in gpus.table() if card.startswith(key)]
+    guess = near(key, gpus.table())
+    remedy = f"choose from {', '.join(longer or gpus.table())}"
+    if guess and not longer:
+        remedy = f"did you mean {guess}?"
+    raise UserError(f"no card {name!r} in the table", where, remedy)
 
 
 def priced(text: str) -> tuple[str, float]:
@@ -195,7 +197,7 @@ def report_lines(run: Path) -> list[str]:
     try:
         settings: Any = read_yaml(run / "config.resolved.yaml")
         price = settings["estimate"]["price_per_hour"]
-    except (OSError, UserError, KeyError, TypeError):
+    except (OSError, UnicodeError, UserError, KeyError, TypeError):
         return []  # a run from before this command was added, or a damaged file
     seconds = seconds_spent(run)
     if not price or not seconds:

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..engine.errors import UserError
+
 if TYPE_CHECKING:
     from ..config import Settings
 
@@ -28,6 +30,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
     """Profile the configuration, print the page, and write `trace/`."""
+    if arguments.steps < 1:
+        raise UserError(f"cannot time {arguments.steps} steps", "--steps", "use at least 1")
     settings = load()
     if settings.phases:
         settings = settings.phase(1)
@@ -40,7 +44,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
 
     with stepping(settings) as step:
         OUTPUT.mkdir(exist_ok=True)
-        profiled = measure(step, OUTPUT, max(arguments.steps, 1))
+        profiled = measure(step, OUTPUT, arguments.steps)
     text = page(profiled, SHOWN)
     write_text(OUTPUT / "profile.md", text)
     print(text, end="")

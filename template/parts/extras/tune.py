@@ -78,7 +78,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     settings = "search settings with a lower validation loss, in complete trainings"
     space = f"{settings}: KEY=LOW..HIGH or KEY=VALUE,VALUE"
     add("--search", nargs="+", metavar="KEY=VALUES", help=space)
-    add("--trials", type=int, default=20, metavar="N", help="trials of --search (default: 20)")
+    add("--trials", type=int, metavar="N", help="trials of --search (default: 20)")
 
 
 def run(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
@@ -92,7 +92,8 @@ def run(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
     if arguments.search:
         from ..measure.search import search
 
-        return search(" ".join(arguments.search), configured, arguments.trials, arguments.minutes)
+        trials = 20 if arguments.trials is None else arguments.trials
+        return search(" ".join(arguments.search), configured, trials, arguments.minutes)
 
     from ..assemble import open_store
 
@@ -128,8 +129,11 @@ def check(arguments: argparse.Namespace, minutes: float) -> None:
         raise UserError(f"cannot time {arguments.steps} steps", "--steps", "use at least 1")
     if not 0 < minutes < math.inf:
         raise UserError(f"invalid limit of {minutes:g} minutes", "--minutes", "use more than 0")
-    if arguments.search and (arguments.knobs or arguments.learning_rate):
-        what = "--search cannot be combined with knobs or --learning-rate"
+    if arguments.trials is not None and not arguments.search:
+        raise UserError("--trials has no effect without --search", "command line", "remove it")
+    given = [bool(arguments.search), arguments.learning_rate, bool(arguments.knobs)]
+    if given.count(True) > 1:
+        what = "--search, --learning-rate and knobs cannot be combined"
         remedy = "run the commands one after the other"
         raise UserError(what, "command line", remedy)
 

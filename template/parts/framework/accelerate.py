@@ -25,8 +25,9 @@ def prepare(run: Run) -> Accelerator:
     options: dict[str, Any] = {
         "cpu": project.device.type == "cpu",
         "device_placement": False,  # everything is already on the device
-        # The project sets the precision, whatever `accelerate launch` says.
+        # The project sets precision and compilation, whatever `accelerate launch` says.
         "mixed_precision": "no",
+        "dynamo_backend": "no",
         # The loop accumulates by weight. `accelerate launch` cannot override a plugin.
         "gradient_accumulation_plugin": GradientAccumulationPlugin(num_steps=1),
     }

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from .errors import UserError
+from .host_memory import local_processes
 from .interfaces import Batch, Rows, Spans
 from .order import Order
 from .rows import count_bytes, deliver, gather, mapped, stored_dtype
@@ -107,8 +108,7 @@ class Loader:
         batch_bytes = count_bytes(self.samples, store, indices)
         if getattr(self.samples, "host", None) is None and batch_bytes < SMALL_BATCH_BYTES:
             return 0
-        processes = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)  # of this run on this host
-        return min(8, max((os.cpu_count() or 2) // 2 // processes, 1))
+        return min(8, max((os.cpu_count() or 2) // 2 // local_processes(), 1))
 
     def __len__(self) -> int:
         return len(self.order)

@@ -6,13 +6,23 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from .errors import UserError
+
 CGROUPS = Path("/sys/fs/cgroup")
 
 
 def free_host_memory() -> int:
     """Return the free bytes; the processes of a run divide them equally."""
-    processes = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
-    return min([_available(), *_left_in_groups()]) // processes
+    return min([_available(), *_left_in_groups()]) // local_processes()
+
+
+def local_processes() -> int:
+    """Return how many processes of this run are on this host."""
+    text = os.environ.get("LOCAL_WORLD_SIZE") or "1"
+    if not text.isdecimal() or int(text) == 0:
+        what = f"{text!r} is no number of processes"
+        raise UserError(what, "$LOCAL_WORLD_SIZE", "give a number at least 1, or unset it")
+    return int(text)
 
 
 def _available() -> int:

@@ -1,12 +1,13 @@
-"""Finds out why a loss or a gradient became nan or inf: a sample, the weights, or the settings.
+"""Finds out why a loss or a gradient became nan or inf: a sample, forward, weights, or settings.
 
 The run has ended by then, so its weights may be changed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -20,6 +21,24 @@ if TYPE_CHECKING:
     from .run import Run
 
 SHOWN = 4  # numbers of samples in an error
+OTHERS = 4  # batches, and samples of each, to evaluate before one sample is blamed
+FORWARD = "model.py, forward"
+
+
+class Step(NamedTuple):
+    """The micro-batches of a step on the process where it failed."""
+
+    rank: int
+    epoch: int  # from 0
+    batches: range
+
+
+class Cause(NamedTuple):
+    """Three parts of an error's line."""
+
+    why: str
+    where: str
+    remedy: str
 
 
 def explain_non_finite(error: NonFinite, run: Run) -> UserError:
@@ -27,15 +46,18 @@ def explain_non_finite(error: NonFinite, run: Run) -> UserError:
     weights = dict(run.project.model.named_parameters())
     broken = [name for name, weight in weights.items() if not own(weight).isfinite().all()]
     epoch, first, end = run.place_of(error.step - 1 - run.progress.phase_start)
+    step = Step(error.rank, epoch, range(first, end))
+    in_epoch = f"epoch {epoch + 1}"
+    changes = advice(run.settings, run.project.precision.name)
     try:
-        sample = bad_sample(run.project, error.rank, epoch, range(first, end))
+        cause = find_cause(run.project, step)
     except Exception:  # a failure of the search must not hide the error
-        sample = None
-    if sample is not None:
-        index, why = sample
-        remedy = "fix that sample, or the way dataset.py converts it"
-        where = f"epoch {epoch + 1}, training sample {index}"
-        return UserError(f"{error}: {why}", where, remedy)
+        cause = None
+    if cause is not None:
+        # The weights of the first step cannot be the cause: they break after its loss.
+        if cause.where == FORWARD and broken and error.step > 1:
+            cause = cause._replace(remedy=f"{cause.remedy}; or {changes}")
+        return UserError(f"{error}: {cause.why}", f"{in_epoch}, {cause.where}", cause.remedy)
 
     why = "samples and weights are finite, so forward overflows"
     if error.kind == "gradient":
@@ -47,8 +69,8 @@ def explain_non_finite(error: NonFinite, run: Run) -> UserError:
     order.rank = error.rank  # of the process where it happened
     indices = order.indices(epoch, first, end)[0].ravel()
     shown = ", ".join(map(str, indices[indices >= 0][:SHOWN]))
-    where = f"epoch {epoch + 1}, training samples {shown}, …"
-    return UserError(f"{error}: {why}", where, advice(run.settings, run.project.precision.name))
+    where = f"{in_epoch}, training samples {shown}, …"
+    return UserError(f"{error}: {why}", where, changes)
 
 
 def advice(settings: Settings, precision: str) -> str:
@@ -63,29 +85,70 @@ def advice(settings: Settings, precision: str) -> str:
     return "; or ".join(remedies)
 
 
-def bad_sample(project: Project, rank: int, epoch: int, batches: range) -> tuple[int, str] | None:
-    """Return a sample whose own loss is not finite, and why; None if the samples are fine.
+def find_cause(project: Project, step: Step) -> Cause | None:
+    """Return what makes the loss of a single sample nan or inf; None if the samples are fine.
 
-    rank, epoch, batches: the micro-batches to search. The weights are made small and finite first,
-    because diverged weights would make every sample look bad.
+    The weights are made small and finite first, because diverged weights would make every sample
+    look bad.
     """
     if project.distributed.forward_exchanges:  # another rank may not take part
         return None
-    loader: Any = project.loader("train", train=True)
-    loader.order.rank = rank
     tame(project.model)
     project.model.eval()
+    sample = bad_sample(project, step)
+    if sample is None:
+        return None
+    where = f"training sample {int(sample['index'])}"
+    why = explain_sample(project, sample)
+    remedy = "fix that sample, or the way dataset.py converts it"
+    repaired = {name: values.nan_to_num(0.0, 0.0, 0.0) for name, values in sample.items()}
+    if loss_is_finite(project, repaired):
+        return Cause(why, where, remedy)
+
+    # Its values are not the cause. A model that fails for most samples is no fault of this one.
+    are_finite = finite_losses(project, step.epoch + 1)
+    num_bad = are_finite.count(False)
+    if 2 * num_bad > len(are_finite):
+        count = f"{num_bad} of {len(are_finite)} other samples"
+        why = f"{count} have no finite loss either, even with small weights"
+        remedy = "look for a division by 0, a log, an exp, or too many layers"
+        return Cause(why, FORWARD, remedy)
+    return Cause(why, where, f"{remedy}, or forward in model.py")
+
+
+def bad_sample(project: Project, step: Step) -> Batch | None:
+    """Return the first sample of the step whose own loss is not finite, as a batch of one."""
+    loader: Any = project.loader("train", train=True)
+    loader.order.rank = step.rank
     try:
-        for batch in islice(loader.epoch(epoch, batches.start), len(batches)):
+        for batch in islice(loader.epoch(step.epoch, step.batches.start), len(step.batches)):
             if loss_is_finite(project, batch):
                 continue
-            for row, index in enumerate(batch["index"].tolist()):
-                sample = {name: values[row : row + 1] for name, values in batch.items()}
+            for sample in samples_of(batch):
                 if not loss_is_finite(project, sample):
-                    return index, explain_sample(project, sample)
+                    return sample
     finally:
         loader.close()
     return None
+
+
+def finite_losses(project: Project, epoch: int) -> list[bool]:
+    """Return for a few samples of an epoch whether the loss of each is finite."""
+    loader: Any = project.loader("train", train=True)
+    results = []
+    try:
+        for batch in islice(loader.epoch(epoch), OTHERS):
+            for sample in islice(samples_of(batch), OTHERS):
+                results.append(loss_is_finite(project, sample))
+    finally:
+        loader.close()
+    return results
+
+
+def samples_of(batch: Batch) -> Iterator[Batch]:
+    """Yield each sample as a batch of one, without padding rows."""
+    for row in batch["present"].nonzero().view(-1).tolist():
+        yield {name: values[row : row + 1] for name, values in batch.items()}
 
 
 @torch.no_grad()

@@ -175,7 +175,10 @@ class Sources:
         key = next(key for key in self.settings if f"{where}.".startswith(f"{key}."))
         value, origin = layer[key]
         if where.removeprefix(f"{key}.")[:1].isdigit():
-            return UserError(where, origin, error["msg"])
+            remedy = f"give {self.settings[key].allowed}"
+            if key == "phases":
+                remedy = "give each phase a name, steps and, if settings differ, overrides"
+            return UserError(f"{where}: {error['msg']}", origin, remedy)
         return UserError(
             f"{key} cannot be {show(value)}", origin, f"give {self.settings[key].allowed}"
         )

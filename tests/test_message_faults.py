@@ -1,0 +1,187 @@
+"""Lines that blame the wrong thing, or advise what makes it worse."""
+
+import json
+import re
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from shlex import split
+
+import pytest
+import torch
+from rendering import render
+from running import check_run, one_error, run
+
+SHORT = split("--training.max_steps 3 --monitor.every_steps 1 --evaluation.every_steps 1000")
+
+
+# ---- a loss that is not finite -------------------------------------------------------------------
+
+FAILING = """
+
+build_sound_model = build_model
+
+
+def build_model(*given: Any) -> Any:
+    model = build_sound_model(*given)
+    sound_forward = model.forward
+
+    def forward(batch: Any) -> Any:
+        output = sound_forward(batch)
+        fails = ({fails}) & batch["present"]
+        return output._replace(loss=output.loss + torch.where(fails, torch.nan, 0.0).sum())
+
+    model.forward = forward
+    return model
+"""
+
+
+def failing(folder: Path, fails: str, **answers: str) -> Path:
+    """A project whose model has no finite loss for the samples that `fails` says."""
+    project = shutil.copytree(render(**answers), folder / "project")
+    with open(project / "src/my_training/model.py", "a") as model:
+        model.write(FAILING.format(fails=fails))
+    return project
+
+
+@pytest.mark.parametrize("loader", ["dataloader", "memmap", "chunk"])
+@pytest.mark.parametrize("workload", ["tabular", "timeseries", "llm", "graph", "windows"])
+@pytest.mark.cover(1)
+def test_a_model_that_fails_for_most_samples_blames_none_of_them(workload, loader, tmp_path):
+    project = failing(tmp_path, 'batch["index"] % 8 != 0', workload=workload, loader=loader)
+    refused = run(project, "train", *SHORT, cwd=tmp_path)
+    line = one_error(refused, "loss of step 1 is not finite", "of 1?\\d other", "model.py, forward")
+    assert "training sample" not in line
+    assert "learning_rate" not in line, "no step has changed the weights before the first loss"
+
+
+def test_a_model_that_fails_for_few_samples_names_one_of_them_and_itself(tmp_path):
+    project = failing(tmp_path, 'batch["index"] % 8 == 0', workload="tabular")
+    refused = run(project, "train", *SHORT, cwd=tmp_path)
+    line = one_error(refused, r"training sample \d+: fix that sample, .*, or forward in model.py$")
+    assert int(line.partition("training sample ")[2].partition(":")[0]) % 8 == 0
+
+
+def test_too_many_layers_blame_no_sample(tmp_path):
+    words = (*SHORT, "--model.depth", "700", "--model.width", "8")
+    refused = run(render(workload="tabular"), "train", *words, cwd=tmp_path)
+    assert "training sample" not in one_error(refused, "model.py, forward: .*too many layers$")
+
+
+# ---- a run that waits for data -------------------------------------------------------------------
+
+
+def waiting(milliseconds: float) -> Callable[[], None]:
+    """For `run(..., before=…)`: by the clock that all read, only batches take time, so long each."""
+
+    def place() -> None:
+        from my_training.dataset import Samples  # type: ignore[import-not-found]
+
+        make_batch = Samples.batch
+        seconds = [0.0]
+
+        def batch(self, rows):
+            seconds[0] += milliseconds / 1000
+            return make_batch(self, rows)
+
+        Samples.batch = batch
+        time.perf_counter = lambda: seconds[0]
+
+    return place
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "loader", "workers", "advice"),
+    [
+        (4, "dataloader", 0, "raise data.batch_size (32): the wait is only 4 ms a batch"),
+        pytest.param(
+            4,
+            "dataloader",
+            1,
+            "raise data.batch_size (32), or set data.num_workers 0 (1): the",
+            marks=pytest.mark.full,  # 2,500 batches of a worker
+        ),
+        (4, "memmap", 0, "raise data.batch_size (32): the wait"),
+        (6, "dataloader", 0, "raise data.num_workers (0), then"),
+        (6, "memmap", 0, "use a faster disk"),
+    ],
+)
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.cover(1)
+def test_only_a_wait_longer_than_what_a_worker_costs_asks_for_workers(
+    milliseconds, loader, workers, advice, accumulation, tmp_path
+):
+    words = f"--data.num_workers {workers} --training.gradient_accumulation_steps {accumulation}"
+    num_steps = 12_000 // milliseconds // accumulation
+    words += f" --training.max_steps {num_steps} --evaluation.every_steps {num_steps}"
+    project = render(workload="tabular", loader=loader)
+    words = ("train", *split(words), "--model.width", "8", "--data.batch_size", "32")
+    done = check_run(project, *words, cwd=tmp_path, before=waiting(milliseconds))
+    (alert,) = [line for line in done.out.splitlines() if "input-bound" in line]
+    assert f"100% of the time: {advice}" in alert
+
+
+# ---- commands that measure -----------------------------------------------------------------------
+
+ALL = render(workload="tabular", extras=["benchmark", "profile", "tune", "estimate", "compare"])
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        ("tune --trials 3", ["--trials has no effect without --search", "remove it"]),
+        ("tune batch_size --learning-rate", ["knobs cannot be combined"]),
+        ("tune --learning-rate --search model.width=8,16", ["cannot be combined"]),
+        ("profile --steps 0", ["cannot time 0 steps: --steps: use at least 1"]),
+        ("estimate --gpu a100", ["no card 'a100'", "choose from a100_80gb, "]),
+        ("estimate --gpu h100x", ["did you mean h100"]),
+    ],
+)
+def test_flags_that_would_be_ignored_or_misread(words, parts, tmp_path):
+    one_error(run(ALL, *split(words), cwd=tmp_path), *parts)
+    assert {path.name for path in tmp_path.iterdir()} <= {"config.yaml", ".out", ".err", "data"}
+
+
+def test_a_card_may_be_written_in_capitals(tmp_path):
+    words = ("estimate", "--gpu", "H100", "--price", "H100=2", "--json", "--model.width", "8")
+    cards = json.loads(check_run(ALL, *words, cwd=tmp_path).out)
+    assert {card["card"]: card["epoch_price"] is None for card in cards}["h100"] is False
+
+
+@pytest.mark.parametrize("phases", ["[1]", "[{}]", "[{name: a, steps: 1, training.max_steps: 2}]"])
+def test_a_wrong_phase_says_what_a_phase_has(phases, tmp_path):
+    tmp_path.joinpath("config.yaml").write_text(f"phases: {phases}\n")
+    refused = run(ALL, "train", cwd=tmp_path)
+    assert refused.code == 2
+    assert refused.errors()
+    for line in refused.errors():
+        assert re.match(r"error: phases\.1.*: config.yaml: give each phase a name, steps", line)
+
+
+@pytest.mark.parametrize("number", ["0", "x", "-1"])
+def test_a_wrong_number_of_processes_is_one_line(number, tmp_path, monkeypatch):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", number)
+    one_error(run(ALL, "train", *SHORT, cwd=tmp_path), "LOCAL_WORLD_SIZE: give a number at least 1")
+
+
+@pytest.mark.parametrize("content", [b"", b"- a", b"\xff\xfe\x00"])
+def test_runs_are_compared_despite_damaged_settings(content, tmp_path):
+    check_run(ALL, "train", *SHORT, "--name", "one", cwd=tmp_path)
+    (tmp_path / "runs/one/config.resolved.yaml").write_bytes(content)
+    assert "runs/one" in check_run(ALL, "compare", cwd=tmp_path).out
+    check_run(ALL, "report", cwd=tmp_path)
+
+
+def refuse_to_compile() -> None:
+    """For `run(..., before=…)`."""
+    torch.compile = lambda *_, **__: pytest.fail("compiled, though compile.enabled is false")
+
+
+@pytest.mark.parametrize("backend", ["INDUCTOR", "nosuch"])
+def test_only_the_settings_decide_whether_accelerate_compiles(backend, tmp_path, monkeypatch):
+    """`accelerate launch` sets this variable."""
+    monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", backend)
+    project = render(workload="tabular", framework="accelerate")
+    words = ("train", *SHORT, "--compile.enabled", "false")
+    check_run(project, *words, cwd=tmp_path, before=refuse_to_compile)
