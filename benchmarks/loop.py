@@ -360,10 +360,6 @@ class Project:
         settings = self.module("config").load(
             overrides=[(key, str(value)) for key, value in flags.items()]
         )
-        memory: Any = self.module("engine.memory")
-        assert hasattr(memory, "row_bytes")
-        # These batches have no rows to look at.
-        memory.row_bytes = lambda *parts: 0
         self.run_folder.mkdir()
         seconds = 0.0
         losses: list[float] = []

@@ -190,7 +190,8 @@ def spoil_rank_one(rank: int) -> None:
 
 def test_a_loss_of_one_rank_that_is_not_finite_is_told_once(place):
     """With the samples of that rank: in the order of time, the second half of each batch."""
-    project = render(workload="tabular", distributed="ddp", loader="memmap")
+    answers = {"distributed": "ddp", "loader": "memmap", "extras": ["diagnose"]}
+    project = render(workload="tabular", **answers)
     words = ("train", *TABULAR, "--data.order", "time")
     main, other = run_ranks(project, *words, cwd=place("tabular"), before=spoil_rank_one)
     one_error(main, "loss of step 5 is not finite", "training samples 288, 289")

@@ -16,7 +16,7 @@ EXTRAS = list(choices("extras"))
 # Modules of the core's own folders that only an extra brings.
 OF_EXTRAS = {
     "commands": ("benchmark", "check", "compare", "estimate", "export", "profile", "tune"),
-    "hooks": ("ema", "watch", "guard"),
+    "hooks": ("ema", "watch", "guard", "diagnose"),
 }
 SLOW = {"pyarrow", "matplotlib", "pandas", "h5py"}
 """What reads tables, draws or reads HDF5 is loaded where that is done."""

@@ -39,7 +39,7 @@ def build_model(*given: Any) -> Any:
 
 def failing(folder: Path, fails: str, **answers: str) -> Path:
     """A project whose model has no finite loss for the samples that `fails` says."""
-    project = shutil.copytree(render(**answers), folder / "project")
+    project = shutil.copytree(render(extras=["diagnose"], **answers), folder / "project")
     with open(project / "src/my_training/model.py", "a") as model:
         model.write(FAILING.format(fails=fails))
     return project
@@ -65,7 +65,8 @@ def test_a_model_that_fails_for_few_samples_names_one_of_them_and_itself(tmp_pat
 
 def test_too_many_layers_blame_no_sample(tmp_path):
     words = (*SHORT, "--model.depth", "700", "--model.width", "8")
-    refused = run(render(workload="tabular"), "train", *words, cwd=tmp_path)
+    project = render(workload="tabular", extras=["diagnose"])
+    refused = run(project, "train", *words, cwd=tmp_path)
     assert "training sample" not in one_error(refused, "model.py, forward: .*too many layers$")
 
 

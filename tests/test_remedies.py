@@ -16,13 +16,26 @@ from rendering import render
 from running import check_run, losses, one_error, run
 from variants import choices
 
-TABULAR = render(workload="tabular")
-memory = imported(TABULAR, "engine.memory")
+TABULAR = render(workload="tabular", extras=["diagnose"])
+memory = imported(TABULAR, "measure.memory_estimate")
 host_memory = imported(TABULAR, "engine.host_memory")
-nonfinite = imported(TABULAR, "engine.nonfinite")
+nonfinite = imported(TABULAR, "measure.nonfinite")
+explanations = imported(TABULAR, "engine.explanations")
 train = imported(TABULAR, "commands.train")
 config = imported(TABULAR, "config")
 errors = imported(TABULAR, "engine.errors")
+
+
+def test_the_cost_of_half_precision_is_measured_without_a_trace():
+    module = imported(render(extras=["diagnose"]), "hooks.diagnose")
+    torch.manual_seed(3)
+    random = torch.get_rng_state()
+    pattern = r"{} on this CPU: a matrix product takes [\d.]+× as long as in fp32 \(measured\)"
+    assert re.fullmatch(pattern.format("bf16"), module.cost_on_cpu("bf16"))
+    expected = pattern.format("fp16") + "; the LSTM computes in float32"
+    assert re.fullmatch(expected, module.cost_on_cpu("fp16", "the LSTM"))
+    assert torch.get_rng_state().equal(random)
+    assert not torch.is_autocast_enabled("cpu")
 
 
 # ---- a batch that is larger than the split, or than the memory -----------------------------------
@@ -51,9 +64,9 @@ def little_memory(size: int) -> Callable[[], None]:
     """For `run(..., before=…)`: so many bytes are free."""
 
     def place() -> None:
-        from my_training.engine import memory  # type: ignore[import-not-found]
+        from my_training.measure import memory_estimate  # type: ignore[import-not-found]
 
-        memory.free_memory = lambda device: size
+        memory_estimate.free_memory = lambda device: size
 
     return place
 
@@ -209,7 +222,7 @@ def test_weights_that_broke_are_named_with_few_samples_and_advice(failed):
 )
 def test_advice_fits_the_run(given, precision, expected):
     overrides = [tuple(given.split("="))] if given else []
-    advice = nonfinite.advice(config.load(overrides=overrides), precision).split("; or ")
+    advice = explanations.advice(config.load(overrides=overrides), precision).split("; or ")
     assert sorted(advice) == sorted(["lower optimizer.learning_rate (0.001)", *expected])
 
 

@@ -28,7 +28,6 @@ from ..engine.interfaces import (
     check_registered,
     kind,
 )
-from ..engine.nonfinite import explain_sample, loss_is_finite
 from ..engine.progress import seed_everything
 from .bench import (
     BETWEEN,
@@ -50,6 +49,7 @@ from .bench import (
     shuffled,
     with_bar,
 )
+from .nonfinite import explain_sample, loss_is_finite
 
 HELD_OUT = 0.95  # required ratio of held-out losses: true labels over shuffled labels
 NEARER = 0.8  # required ratio of squared errors: after training over before

@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import dataset
-from . import model as own_model
 from .engine import optimization
 from .engine.errors import UserError
-from .engine.gpus import Card, resolve_precision, this_card
+from .engine.gpus import resolve_precision, this_card
 from .engine.interfaces import check_model
 from .engine.loader import Loader
 from .engine.plugins import discover
-from .engine.precision import Precision, cost_on_cpu
+from .engine.precision import Precision
 from .engine.progress import seed_everything
 from .engine.project import Project
 from .engine.store import MANIFEST, SYNTHETIC, Store
@@ -59,7 +58,9 @@ def assemble(settings: Settings, distributed: Distributed, store: Store) -> Proj
     seed_everything(seed)
     optimization.set_deterministic(settings.reproducibility.deterministic, training.cudnn_benchmark)
     card = this_card(device)
-    name, why = choose_precision(settings, card)
+    name, why = resolve_precision(
+        training.precision, card.capability, card.hip, training.fp8_emulation
+    )
     precision = Precision(name, device)
     # By optimization: its state and the reason.
     decided = {"precision": (name, why), "fused optimizer": is_fused(settings)}
@@ -92,18 +93,6 @@ def assemble(settings: Settings, distributed: Distributed, store: Store) -> Proj
         build_optimizer,
         optimization.describe(settings, distributed, decided),
     )
-
-
-def choose_precision(settings: Settings, card: Card) -> tuple[str, str]:
-    """Return the precision and the reason, which on a CPU includes the measured cost."""
-    training = settings.training
-    name, why = resolve_precision(
-        training.precision, card.capability, card.hip, training.fp8_emulation
-    )
-    if card.capability is None and name in ("fp16", "bf16"):
-        cost = cost_on_cpu(name, getattr(own_model, "FLOAT32_ON_CPU", ""))
-        why += f"; {cost}"
-    return name, why
 
 
 def convert_to_fp8(model: Any, emulate: bool) -> tuple[str, str]:

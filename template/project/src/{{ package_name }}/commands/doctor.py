@@ -153,18 +153,16 @@ def check_card(card: gpus.Card, answers: Answers) -> Finding:
 
 
 def check_precision(settings: Settings, card: gpus.Card) -> Finding:
-    """Set the precision as training does; on a CPU, also measure its cost, or that of bf16."""
-    from ..assemble import choose_precision
+    """Set the precision as training does."""
     from ..engine.distributed import Distributed
-    from ..engine.precision import HALF, Precision, cost_on_cpu
+    from ..engine.precision import Precision
 
-    device = Distributed().device
-    chosen, why = choose_precision(settings, card)
-    Precision(chosen, device)
-    line = f"{chosen}: {why}"
-    if card.capability is None and chosen not in HALF:
-        line += "; " + cost_on_cpu("bf16")
-    return "ok" if settings.training.precision in ("auto", chosen) else "warning", line
+    training = settings.training
+    chosen, why = gpus.resolve_precision(
+        training.precision, card.capability, card.hip, training.fp8_emulation
+    )
+    Precision(chosen, Distributed().device)
+    return "ok" if training.precision in ("auto", chosen) else "warning", f"{chosen}: {why}"
 
 
 def check_data(settings: Settings, verify_all: bool) -> Finding:

@@ -163,3 +163,15 @@ def out_of_memory(
         free, total = (size / 2**30 for size in torch.cuda.mem_get_info())
         where = f"{torch.cuda.get_device_name()}, {free:.1f} of {total:.1f} GB free"
     return UserError(what, where, "try, in this order: " + "; ".join(steps))
+
+
+def advice(settings: Settings, precision: str) -> str:
+    """Return what to change in this run, best first. precision: the one in use, never `auto`."""
+    remedies = [f"lower optimizer.learning_rate ({settings.optimizer.learning_rate:g})"]
+    if not settings.training.gradient_clip:
+        remedies.append("set training.gradient_clip 1")
+    if settings.schedule.warmup_steps != "auto":
+        remedies.append(f"raise schedule.warmup_steps ({settings.schedule.warmup_steps})")
+    if precision != "fp32":
+        remedies.append(f"set training.precision fp32 ({precision})")
+    return "; or ".join(remedies)

@@ -117,6 +117,9 @@ class Hook(Protocol):
 
     trials: bool  # False: not called in the short runs of benchmark and tune (default: True)
 
+    def before_first_batch(self, run: Any) -> None:
+        """Called before any data are read. A `UserError` ends the run."""
+
     def start(self, run: Any) -> None:
         """Called when a phase starts, after its checkpoint is restored."""
 
@@ -134,6 +137,9 @@ class Hook(Protocol):
 
     def after_evaluation(self, run: Any, metrics: dict[str, float]) -> None:
         """Called with the results of an evaluation. What it adds to them is logged, too."""
+
+    def explain(self, run: Any, error: Exception) -> Any:
+        """Return a `UserError` that says why a loss or a gradient was not finite, or None."""
 
     def close(self, run: Any) -> None:
         """Called at the end of a phase, also after an error."""

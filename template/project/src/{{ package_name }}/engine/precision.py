@@ -14,13 +14,11 @@
 from __future__ import annotations
 
 import math
-import timeit
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from .shards import own
 
@@ -82,22 +80,3 @@ def mean_and_clip(optimizer: torch.optim.Optimizer, divisor: Tensor, clip: float
     larger = torch.maximum(divisor, norm / clip) if clip else divisor
     torch._foreach_div_([own(gradient) for gradient in gradients], larger)
     return norm / divisor
-
-
-def cost_on_cpu(name: str, in_float32: str = "") -> str:
-    """Measure what fp16 or bf16 costs on this CPU.
-
-    It takes a few hundredths of a second, and draws no random numbers. in_float32: the part of the
-    model that computes in float32 even so.
-    """
-    values = torch.full((256, 256), 0.01)
-    seconds = []
-    for half in (True, False):
-        with torch.autocast("cpu", HALF[name], enabled=half):
-            times = timeit.repeat(lambda: functional.linear(values, values), number=1, repeat=4)
-        seconds.append(min(times))  # the first call prepares the kernel
-    ratio = seconds[0] / seconds[1]
-    text = f"{name} on this CPU: a matrix product takes {ratio:.1f}× as long as in fp32 (measured)"
-    if in_float32:
-        text += f"; {in_float32} computes in float32"
-    return text

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from .checkpoint import Checkpoint, NotWritten
+from .dry_run import dry_run
 from .errors import UserError
 from .evaluation import evaluate, timed
 from .interfaces import Batch
-from .memory import check_rows, dry_run
 from .meter import Meter
 from .order import RULE as ORDER_RULE
 from .progress import Hooks, Progress, RankStates
@@ -145,8 +145,7 @@ class Run:
     def _check_one_batch(self) -> None:
         """Run one batch forward and backward, so that errors and a lack of memory show early."""
         distributed = self.project.distributed
-        loaders = [loader for loader in (self.loader, self.validation) if loader is not None]
-        distributed.on_all_ranks(lambda: check_rows(self.project, loaders))
+        distributed.on_all_ranks(lambda: self.call_hooks("before_first_batch"))
         validation = None if self.trial else self.validation
         total_weight = distributed.on_all_ranks(
             lambda: dry_run(self.project, self.loader, validation)

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 
 from .checkpoint import Checkpoint
 from .errors import NonFinite, UserError
-from .explanations import explain
+from .explanations import advice, explain
 from .files import write_text
-from .nonfinite import explain_non_finite
 from .progress import Progress
 from .report import write_report
 from .run import Run
@@ -70,9 +69,18 @@ class Session:
     def _explain(self, error: BaseException | None) -> UserError | None:
         """Return one line for an error that a setting can fix; None for any other."""
         if isinstance(error, NonFinite) and self.run is not None:
-            return explain_non_finite(error, self.run)
+            return self._explain_non_finite(error, self.run)
         batch_size = self.run.loader.order.batch_size if self.run is not None else None
         return explain(error, self.phase_settings, batch_size)
+
+    def _explain_non_finite(self, error: NonFinite, run: Run) -> UserError:
+        for explained in run.call_hooks("explain", error):
+            if isinstance(explained, UserError):
+                return explained
+        epoch, _, _ = run.place_of(error.step - 1 - run.progress.phase_start)
+        remedy = f"{advice(run.settings, run.project.precision.name)}; or look for its cause"
+        remedy += " in model.py, forward, or in dataset.py: the extra diagnose names it"
+        return UserError(str(error), f"epoch {epoch + 1}", remedy)
 
     # --- phases
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from ..engine.nonfinite import advice
+from ..engine.explanations import advice
 
 if TYPE_CHECKING:
     from ..engine.run import Run

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from .errors import NonFinite, UserError
-from .interfaces import Batch
-from .shards import own
+from ..engine.errors import NonFinite, UserError
+from ..engine.explanations import advice
+from ..engine.interfaces import Batch
+from ..engine.shards import own
 
 if TYPE_CHECKING:
-    from .config import Settings
-    from .project import Project
-    from .run import Run
+    from ..engine.project import Project
+    from ..engine.run import Run
 
 SHOWN = 4  # numbers of samples in an error
 OTHERS = 4  # batches, and samples of each, to evaluate before one sample is blamed
@@ -71,18 +71,6 @@ def explain_non_finite(error: NonFinite, run: Run) -> UserError:
     shown = ", ".join(map(str, indices[indices >= 0][:SHOWN]))
     where = f"{in_epoch}, training samples {shown}, …"
     return UserError(f"{error}: {why}", where, changes)
-
-
-def advice(settings: Settings, precision: str) -> str:
-    """Return what to change in this run, best first. precision: the one in use, never `auto`."""
-    remedies = [f"lower optimizer.learning_rate ({settings.optimizer.learning_rate:g})"]
-    if not settings.training.gradient_clip:
-        remedies.append("set training.gradient_clip 1")
-    if settings.schedule.warmup_steps != "auto":
-        remedies.append(f"raise schedule.warmup_steps ({settings.schedule.warmup_steps})")
-    if precision != "fp32":
-        remedies.append(f"set training.precision fp32 ({precision})")
-    return "; or ".join(remedies)
 
 
 def find_cause(project: Project, step: Step) -> Cause | None:
