@@ -8,14 +8,12 @@ the gradient of the whole batch in a single process. Only rank 0 writes files.
 from __future__ import annotations
 
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from .group import Group
-from .shards import Shards
 
 
 class Distributed(Group):
@@ -37,10 +35,3 @@ class Distributed(Group):
         if self._model is None:
             return nullcontext()
         return self._model.no_sync()
-
-    def save_shards(self, state: dict[str, Any], folder: Path) -> Shards:
-        """Write this rank's shards of a checkpoint: there are none."""
-        return Shards(state, {}, {})
-
-    def give_shards(self, state: dict[str, Any], folder: Path, shapes: dict[str, Any]) -> None:
-        """Read this rank's shards of a checkpoint: there are none."""

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from .errors import UserError
-from .shards import Shards
 
 T = TypeVar("T")
 
@@ -64,13 +63,6 @@ class Distributed:
     def agree(self, number: int) -> int:
         """Return the largest number: a signal to one rank stops all after the same step."""
         return number
-
-    def save_shards(self, state: dict[str, Any], folder: Path) -> Shards:
-        """Write this rank's shards of a checkpoint: there are none."""
-        return Shards(state, {}, {})
-
-    def give_shards(self, state: dict[str, Any], folder: Path, shapes: dict[str, Any]) -> None:
-        """Read this rank's shards of a checkpoint: there are none."""
 
     def close(self) -> None:
         """Leave the process group."""

@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import fnmatch
-from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from .checkpoint import MANIFEST, MODEL, Checkpoint, read_model, read_plain
+from .checkpoint import Checkpoint, State, read_plain, step_name
 from .errors import UserError
-from .files import sha256
 from .runs import RUNS, is_run
 from .shards import fill
 
 if TYPE_CHECKING:
-    from .distributed import Distributed
     from .project import Project
 
 INIT_FROM = "training.init_from"
-SCRIPT_CHECKPOINT = "step-*-*.pt"
+CHECKPOINTS = "checkpoints"
+MODEL = "model.safetensors"
+BEST_OF_SCRIPT = "best_step"  # the name of that step in a script's checkpoint
 SHOWN = 3  # tensors named in a note
 
 Tensors = dict[str, Tensor]
@@ -70,9 +68,7 @@ def load_initial(project: Project, restored: bool) -> list[str]:
     if not place:
         return []
 
-    path, tensors, skipped = read_weights(place, project.distributed)
-    if path.suffix == ".pt":
-        tensors = _rename(tensors, getattr(project.model, "script_names", {}))
+    path, tensors, skipped = read_weights(place, project)
     source = _floats(tensors)
     target = _floats(project.model.state_dict(keep_vars=True))
     fitting = []
@@ -97,7 +93,11 @@ def load_initial(project: Project, restored: bool) -> list[str]:
 
 
 def _floats(tensors: Tensors) -> Tensors:
-    return {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
+    return {
+        name: tensor
+        for name, tensor in tensors.items()
+        if isinstance(tensor, Tensor) and tensor.is_floating_point()
+    }
 
 
 def listed(tensors: Tensors, names: list[str]) -> str:
@@ -112,24 +112,20 @@ def listed(tensors: Tensors, names: list[str]) -> str:
 # --- where weights are
 
 
-def read_weights(place: str, distributed: Distributed) -> Weights:
+def read_weights(place: str, project: Project) -> Weights:
     """Read the weights of a run or a checkpoint, or those in a file or folder of safetensors.
 
-    In a run, they are in the best checkpoint that is not damaged, or else in the newest one. In a
+    In a run, they are in the best checkpoint that is intact, or else in the newest one. In a
     folder, they are in `model.safetensors`, or else in all of its files. Runs and checkpoints of
-    `layout: script` can be read, too.
+    `layout: script` can be read, too. A copy of a checkpoint elsewhere is read as it is.
     """
     path = RUNS / place if is_run(RUNS / place) else Path(place)
-    checkpoints = path / "checkpoints"
-    if (path / MANIFEST).is_file():
-        return _read_checkpoint(path.parent, path.name, distributed)
-    if path.is_file() and path.match(SCRIPT_CHECKPOINT):
-        return _read_script([path])
-    script_files = sorted(checkpoints.glob(SCRIPT_CHECKPOINT), reverse=True)
-    if script_files:
-        return _read_script(script_files)
-    if checkpoints.is_dir():
-        return _read_checkpoint(checkpoints, "best", distributed)
+    if (path / CHECKPOINTS).is_dir():
+        return _read_checkpoint(path / CHECKPOINTS, "best", project)
+    if path.parent.name == CHECKPOINTS:
+        return _read_checkpoint(path.parent, path.name, project)
+    if path.suffix == ".pt":
+        return path, _renamed(read_plain(path), project), []
 
     if (path / MODEL).exists():
         path = path / MODEL
@@ -157,37 +153,27 @@ def _read_files(files: list[Path]) -> Tensors:
     return tensors
 
 
-def _read_checkpoint(folder: Path, which: str, distributed: Distributed) -> Weights:
-    checkpoint = Checkpoint(folder, distributed)
-    manifest = checkpoint.find(which)
-    if manifest is None:
+def _read_checkpoint(folder: Path, which: str, project: Project) -> Weights:
+    checkpoint = Checkpoint(folder, project.distributed)
+    state = checkpoint.find(which)
+    if not state:
         where = f"{INIT_FROM} {folder.parent}"
         raise UserError("the run has no checkpoint yet", where, "name another run")
-    path = manifest["path"]
-    tensors = read_model(manifest)
-    rows: dict[str, list[Tensor]] = defaultdict(list)
-    for file in sorted(path.glob("shard-*.safetensors")):
-        for key, tensor in load_file(file).items():
-            rows[key].append(tensor)
-    for key, shape in manifest["shards"].items():
-        # Of tied weights, only the first is stored.
-        stored = shape if isinstance(shape, str) else key
-        if key.startswith("model/"):
-            tensors[key.removeprefix("model/")] = torch.cat(rows[stored])
-    return path, tensors, checkpoint.skipped
+    if which == "best" and BEST_OF_SCRIPT in state:  # a script does not mark names
+        for path in folder.glob(f"{step_name(state[BEST_OF_SCRIPT])}-*.pt"):
+            if checkpoint.is_intact(path):
+                state = {**checkpoint.read(path), "path": path}
+    path = state["path"]
+    weights = checkpoint.complete({"model": state["model"]}, path)
+    return path, _renamed({**state, **weights}, project), checkpoint.skipped
 
 
-def _read_script(files: list[Path]) -> Weights:
-    """Read the best checkpoint of a script. files: newest first, each with its hash in its name."""
-    intact = [file for file in files if file.stem.endswith(sha256(file)[:16])]
-    skipped = [file.name for file in files if file not in intact]
-    if not intact:
-        where = f"{INIT_FROM} {files[0].parent}"
-        raise UserError("no valid checkpoint", where, "name another run")
-    newest = read_plain(intact[0])
-    best = [file for file in intact if file.match(f"step-{newest['best_step']:08d}-*")]
-    path = [*best, *intact][0]
-    return path, read_plain(path)["model"], skipped
+def _renamed(state: State, project: Project) -> Tensors:
+    """Return the weights of a file; layers of a script have the names of the package's model."""
+    weights: Tensors = state.get("model", state)
+    if BEST_OF_SCRIPT in state:
+        return _rename(weights, getattr(project.model, "script_names", {}))
+    return weights
 
 
 def _rename(tensors: Tensors, layers: dict[str, str]) -> Tensors:
