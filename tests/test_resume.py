@@ -194,7 +194,7 @@ def test_damaged_checkpoints_are_skipped_and_named(place, reference):
     for path in checkpoints(place):
         os.truncate(path, path.stat().st_size // 2)
     for words in (("evaluate",), ("train", "--resume"), ("predict",)):
-        line = one_error(command(*words, cwd=place), "no checkpoint is intact")
+        line = one_error(command(*words, cwd=place), "no valid checkpoint")
         assert all(path.name in line for path in checkpoints(place))
 
 

@@ -609,4 +609,4 @@ def test_the_package_starts_from_the_best_undamaged_checkpoint_of_a_script(workl
         assert weights(cwd) == script_weights(best)
     best.unlink()
     newer.unlink()
-    one_error(run(package, *words, str(best.parents[1]), cwd=cwd), "no checkpoint is intact")
+    one_error(run(package, *words, str(best.parents[1]), cwd=cwd), "no valid checkpoint")

@@ -111,7 +111,7 @@ def test_the_best_checkpoint_is_taken_and_hashes_are_compared(place):
     assert f"{best.name}: " in note(train(place, *words, "source"))
     flip_bit(best, -1)
     assert f"{best.name}: " not in note(train(place, *words, "source")), "the newest that is whole"
-    one_error(train(place, *words, str(best)), "no checkpoint is intact", best.name)
+    one_error(train(place, *words, str(best)), "no valid checkpoint", best.name)
     assert best.exists(), "only its own run renames it"
 
 
@@ -236,4 +236,4 @@ def test_the_pages_commands_work(tmp_path):
     narrow = ["third" if word == "second" else word for word in words]
     line = note(train(tmp_path, *narrow[1:], "--model.category_width", "4"))
     text = " ".join(page.read_text(encoding="utf-8").split())
-    assert line.removeprefix("note: ") in text
+    assert re.sub("[0-9a-f]{16}", "<hash>", line.removeprefix("note: ")) in text

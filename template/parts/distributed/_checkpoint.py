@@ -129,7 +129,7 @@ class Checkpoint:
 
         Newer ones, which are damaged, get another name: they no longer count as the newest. So only
         the process that has locked the run may call this. Raises `UserError` if one of `must_match`
-        differs, or if no checkpoint is intact.
+        differs, or if no valid checkpoint.
         """
         saved = self.find("last", rename_damaged=True)
         if not saved:
@@ -153,7 +153,7 @@ class Checkpoint:
         self.skipped = [skipped.name for skipped in damaged]
         if path is None and damaged:
             remedy = f"restore one into {self.folder}"
-            raise UserError("no checkpoint is intact", ", ".join(self.skipped), remedy)
+            raise UserError("no valid checkpoint", ", ".join(self.skipped), remedy)
         if path is None:
             return {}
         if rename_damaged and self.distributed.is_main:
