@@ -30,7 +30,7 @@ __all__ = ["Checkpoint", "NotWritten", "State", "read_plain", "step_name"]
 
 STATE = "state.pt"
 SHARDED = "sharded tensor"  # {SHARDED: key} is in the place of a tensor whose rows are elsewhere
-FILE_BYTES = 1 << 30  # a file is put together in memory before it is written
+FILE_BYTES = 128 << 20  # a file is put together in memory before it is written
 
 
 class Checkpoint(WholeCheckpoint):
