@@ -273,6 +273,37 @@ def test_a_disk_full_for_one_shard_costs_that_checkpoint_only(place):
     assert trained(folder) == pytest.approx(trained(alone("llm", place)), rel=1e-5)
 
 
+def die_at_the_second_checkpoint(rank: int, is_named: bool) -> None:
+    """Rank 0 is killed where a checkpoint gets its name: before it, or just after."""
+    real = os.replace
+    calls = iter(range(10**6))
+
+    def replace(source: Any, target: Any) -> None:
+        dies = Path(target).parent.name == "checkpoints" and next(calls) == 1
+        if not dies or is_named:
+            real(source, target)
+        if dies:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    if rank == 0:
+        os.replace = replace
+
+
+@pytest.mark.parametrize("is_named", [False, True])
+def test_a_kill_while_shards_are_saved_leaves_whole_checkpoints(is_named, place):
+    project = render(workload="llm", distributed="fsdp")
+    folder = place("llm")
+    words = ("train", *flags("llm", 2, "--evaluation.every_steps", "100"))
+    kill = functools.partial(die_at_the_second_checkpoint, is_named=is_named)
+    main, _ = run_ranks(project, *words, cwd=folder, before=kill)
+    assert main.code == -signal.SIGKILL
+    train_ranks(project, "--resume", cwd=folder)
+    assert status(folder)["resumes"] == [16 if is_named else 8]
+    checkpoints = newest_run(folder) / "checkpoints"
+    assert sorted(map(step_of, checkpoints.iterdir())) == [16, 24]
+    assert trained(folder) == pytest.approx(trained(alone("llm", place)), rel=1e-5)
+
+
 @pytest.mark.parametrize("order", ["lanes", "full"])
 @pytest.mark.first(1)
 def test_another_number_of_processes_continues_with_the_same_samples(order, place):

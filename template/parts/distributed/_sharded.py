@@ -2,7 +2,7 @@
 
 Such a checkpoint is a folder `step-<number>[-best]-<hash>`. Each rank writes its rows of weights and
 optimizer state into files of its own, `state.pt` has all else, and the hash is that of all files.
-Any number of ranks can read it. One process saves one file, as in `whole.py`; several can read it.
+Any number of ranks can read it. One process saves one file, as in `whole_checkpoint.py`; several can read it.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor, empty
 
 from .files import sync
-from .whole import Checkpoint as WholeCheckpoint
-from .whole import NotWritten, State, read_plain, short_hash, step_name, write_state
+from .whole_checkpoint import Checkpoint as WholeCheckpoint
+from .whole_checkpoint import NotWritten, State, read_plain, short_hash, step_name, write_state
 
 __all__ = ["Checkpoint", "NotWritten", "State", "read_plain", "step_name"]
 
