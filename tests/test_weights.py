@@ -37,6 +37,7 @@ WORDS = (
 )
 STILL = ("--optimizer.learning_rate", "1e-30")  # a step that changes no weight
 FROM = "--training.init_from"
+SOURCES = ("run", "path of a run", "checkpoint", "copy", "model.pt")
 every_framework = pytest.mark.parametrize("framework", choices("framework"))
 
 
@@ -81,19 +82,22 @@ def place(trained, tmp_path):
 
 
 @every_framework
-@pytest.mark.parametrize("what", ["run", "path of a run", "checkpoint", "copy", "folder", "file"])
+@pytest.mark.parametrize("what", [*SOURCES, "folder", "file"])
 @pytest.mark.cover(1)
 def test_a_new_run_starts_from_weights_anywhere(framework, what, place):
     expected = tensors(place)
     checkpoint = last_checkpoint(place)
     (place / "elsewhere").mkdir()
-    shutil.copy(checkpoint, place / "elsewhere" / "step-00000008-of-another-hash.pt")
+    copy = place / "elsewhere/step-00000008-0123456789abcdef.pt"
+    shutil.copy(checkpoint, copy)
+    torch.save(expected, place / "elsewhere/model.pt")
     save_file(expected, place / "elsewhere/whatever.safetensors")
     sources = {
         "run": "source",
         "path of a run": place / "runs/source",
         "checkpoint": checkpoint,
-        "copy": "elsewhere/step-00000008-of-another-hash.pt",
+        "copy": copy,
+        "model.pt": "elsewhere/model.pt",
         "folder": "elsewhere",
         "file": "elsewhere/whatever.safetensors",
     }
@@ -101,6 +105,7 @@ def test_a_new_run_starts_from_weights_anywhere(framework, what, place):
     result = train(place, *words, "--max-steps", "1", framework=framework)
     assert "new: nothing; unused: nothing" in note(result)
     assert newest_run(place).name != "source"
+    assert copy.exists(), "only checkpoints of a run are judged by their names"
     assert_tensors(tensors(place), expected)
 
 

@@ -72,8 +72,8 @@ class Checkpoint:
     def save(self, step: int, is_best: bool = False) -> None:
         """Write the checkpoint of `step`, then remove old ones. Call it on every rank.
 
-        is_best: it replaces the best checkpoint so far, which stays until then. Raises `NotWritten`,
-        and then nothing half-written is left.
+        is_best: it replaces the best checkpoint so far, which stays until then. Raises `NotWritten`
+        and leaves nothing half-written.
         """
         state: State = {"format": FORMAT, "step": step, "must_match": self.must_match}
         for name, part in self.parts.items():
@@ -129,7 +129,7 @@ class Checkpoint:
 
         Newer ones, which are damaged, get another name: they no longer count as the newest. So only
         the process that has locked the run may call this. Raises `UserError` if one of `must_match`
-        differs, or if no valid checkpoint.
+        differs, or if all checkpoints are damaged.
         """
         saved = self.find("last", rename_damaged=True)
         if not saved:
