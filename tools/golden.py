@@ -246,7 +246,7 @@ def _weights(checkpoint: Path) -> Iterator[tuple[str, str]]:
     else:
         tensors = torch.load(checkpoint, weights_only=True)["model"]
     for name, tensor in tensors.items():
-        content = tensor.contiguous().view(-1).view(torch.uint8).numpy()
+        content = tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
         digest = hashlib.sha256(content).hexdigest()
         yield name, f"{tensor.dtype} {list(tensor.shape)} {digest[:12]}"
 
