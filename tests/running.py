@@ -7,6 +7,7 @@ A fresh interpreter needs seconds to import torch and Lightning, a fork a tenth 
 import base64
 import contextlib
 import gc
+import hashlib
 import importlib
 import json
 import os
@@ -254,15 +255,25 @@ def last_checkpoint(cwd: Path) -> Path:
     return max((newest_run(cwd) / "checkpoints").glob("step-*"))
 
 
+def step_of(checkpoint: Path) -> int:
+    """From the name of a checkpoint."""
+    return int(checkpoint.name.split("-")[1])
+
+
 def last_state(cwd: Path) -> dict[str, Any]:
-    """What the last checkpoint has besides weights."""
-    return torch.load(last_checkpoint(cwd) / "state.pt", weights_only=True)
+    """What the last checkpoint has; without the tensors that ranks have sharded."""
+    checkpoint = last_checkpoint(cwd)
+    file = checkpoint / "state.pt" if checkpoint.is_dir() else checkpoint
+    return torch.load(file, weights_only=True)
 
 
-def weights(cwd: Path) -> str:
-    """sha256 of the last checkpoint's weights."""
-    manifest = json.loads((last_checkpoint(cwd) / "manifest.json").read_text())
-    return manifest["sha256"]["model.safetensors"]
+def weights(cwd: Path) -> dict[str, str]:
+    """sha256 of each of the last checkpoint's weights."""
+    hashes = {}
+    for name, tensor in last_state(cwd)["model"].items():
+        content = tensor.contiguous().view(-1).view(torch.uint8).numpy()
+        hashes[name] = hashlib.sha256(content).hexdigest()
+    return hashes
 
 
 def evaluation_of(cwd: Path) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -22,12 +23,14 @@ from running import (
     evaluation_of,
     evaluations,
     flip_bit,
+    last_checkpoint,
     last_state,
     losses,
     newest_run,
     one_error,
     rows,
     run,
+    step_of,
     until,
     weights,
 )
@@ -153,7 +156,7 @@ def test_a_signal_to_one_rank_stops_all_after_the_same_step(framework, place, un
     assert [result.code for result in results] == [143, 143], results[0].err
     last = losses(folder)[-1][0]
     assert last < STEPS
-    assert (newest_run(folder) / f"checkpoints/step-{last:08d}").exists()
+    assert step_of(last_checkpoint(folder)) == last
     train_ranks(project, "--resume", cwd=folder)
     assert_same(folder, undisturbed)
 
@@ -243,17 +246,22 @@ def test_too_little_memory_on_one_rank_ends_all_before_the_first_step(fault, mes
 
 def full_disk(rank: int) -> None:
     """Rank 1 cannot write its second checkpoint."""
-    from my_training.engine import distributed  # type: ignore[import-not-found]
+    from my_training.engine.checkpoint import Checkpoint  # type: ignore[import-not-found]
 
-    real = distributed.save_tensors
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    real = Checkpoint.save
     calls = iter(range(10**6))
 
     def save(*arguments: Any) -> Any:
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
         if rank == 1 and next(calls) == 1:
-            raise OSError(28, "No space left on device")
-        return real(*arguments)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+        try:
+            return real(*arguments)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
-    distributed.save_tensors = save
+    Checkpoint.save = save
 
 
 def test_a_disk_full_for_one_shard_costs_that_checkpoint_only(place):
@@ -262,8 +270,38 @@ def test_a_disk_full_for_one_shard_costs_that_checkpoint_only(place):
     rare = ("--evaluation.every_steps", "100")
     main, _ = train_ranks(project, *flags("llm", 2, *rare), cwd=folder, before=full_disk)
     assert main.out.count("training continues") == 1
-    steps = sorted(path.name for path in (newest_run(folder) / "checkpoints").glob("step-*"))
-    assert steps == ["step-00000008", "step-00000024"]
+    assert sorted(map(step_of, (newest_run(folder) / "checkpoints").iterdir())) == [8, 24]
+    assert trained(folder) == pytest.approx(trained(alone("llm", place)), rel=1e-5)
+
+
+def die_at_the_second_checkpoint(rank: int, is_named: bool) -> None:
+    """Rank 0 is killed where a checkpoint gets its name: before it, or just after."""
+    real = os.replace
+    calls = iter(range(10**6))
+
+    def replace(source: Any, target: Any) -> None:
+        dies = Path(target).parent.name == "checkpoints" and next(calls) == 1
+        if not dies or is_named:
+            real(source, target)
+        if dies:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    if rank == 0:
+        os.replace = replace
+
+
+@pytest.mark.parametrize("is_named", [False, True])
+def test_a_kill_while_shards_are_saved_leaves_whole_checkpoints(is_named, place):
+    project = render(workload="llm", distributed="fsdp")
+    folder = place("llm")
+    words = ("train", *flags("llm", 2, "--evaluation.every_steps", "100"))
+    kill = functools.partial(die_at_the_second_checkpoint, is_named=is_named)
+    main, _ = run_ranks(project, *words, cwd=folder, before=kill)
+    assert main.code == -signal.SIGKILL
+    train_ranks(project, "--resume", cwd=folder)
+    assert status(folder)["resumes"] == [16 if is_named else 8]
+    checkpoints = newest_run(folder) / "checkpoints"
+    assert sorted(map(step_of, checkpoints.iterdir())) == [16, 24]
     assert trained(folder) == pytest.approx(trained(alone("llm", place)), rel=1e-5)
 
 
@@ -311,16 +349,15 @@ def test_shards_of_two_ranks_are_read_by_any_number(world, place):
     folder = place("llm")
     words = flags("llm", 2, "--data.batch_size", "6", "--max-steps", "11")
     train_ranks(project, *words, cwd=folder)
-    newest = newest_run(folder) / "checkpoints/step-00000011"
-    assert len(list(newest.glob("shard-*.safetensors"))) == 2
-    assert (newest / "model.safetensors").stat().st_size < 10_000
-    shard = newest / "shard-00001.safetensors"
+    newest = last_checkpoint(folder)
+    assert step_of(newest) == 11
+    _, shard = sorted(newest.glob("shard-*.safetensors"))
+    assert (newest / "state.pt").stat().st_size < shard.stat().st_size / 5
     flip_bit(shard, shard.stat().st_size // 2)
 
     size = ("--data.batch_size", str(12 // world))
     results = train_ranks(project, "--resume", *size, cwd=folder, world=world)
-    skipped = "skipped a damaged checkpoint: step-00000011 (shard-00001.safetensors"
-    assert skipped in results[0].out
+    assert f"skipped a damaged checkpoint: {newest.name}" in results[0].out
     expected = trained(alone("llm", place, "--data.batch_size", "12"))
     assert trained(folder) == pytest.approx(expected, rel=1e-5)
 

@@ -5,7 +5,6 @@ import functools
 import json
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 import tomllib
@@ -115,10 +114,11 @@ def test_its_command_starts_a_run_and_then_resumes_it(tmp_path):
     assert "float32 matmul precision is" in start()
     (started,) = (folder / "runs").iterdir()
     # As if the machine had been taken away before step 8.
-    shutil.rmtree(started / "checkpoints/step-00000008")
+    (last,) = (started / "checkpoints").glob("step-00000008-*")
+    last.unlink()
     assert "resumed at step 4 of 8" in start()
     assert list((folder / "runs").iterdir()) == [started]
-    assert (started / "checkpoints/step-00000008").is_dir()
+    assert len(list((started / "checkpoints").glob("step-00000008-*"))) == 1
 
 
 @pytest.mark.full

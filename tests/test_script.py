@@ -38,7 +38,6 @@ from running import (
     rows,
     run,
 )
-from safetensors.numpy import load_file
 from variants import SCRIPTS, choices, scripts
 
 every_script = pytest.mark.parametrize("workload", SCRIPTS)
@@ -231,10 +230,14 @@ SCALES = re.compile(r"(target_)?(mean|std)(_rows)?|gaps|offsets")
 def weights(cwd: Path) -> dict[str, bytes]:
     """Of the last checkpoint, by their names in the package."""
     newest = last_checkpoint(cwd)
-    if newest.is_file():
+    tensors = torch.load(newest, weights_only=True)
+    if "best_step" in tensors:
         return script_weights(newest)
-    arrays = load_file(newest / "model.safetensors")
-    return {name: array.tobytes() for name, array in arrays.items() if not SCALES.fullmatch(name)}
+    return {
+        name: tensor.numpy().tobytes()
+        for name, tensor in tensors["model"].items()
+        if not SCALES.fullmatch(name)
+    }
 
 
 def script_weights(checkpoint: Path) -> dict[str, bytes]:

@@ -27,7 +27,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 import yaml
+from safetensors.torch import load_file
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
@@ -232,17 +234,21 @@ def _outcome(folder: Path) -> Outcome:
     measured = json.loads((run / "evaluation.json").read_text())["metrics"]
     evaluations |= {name: float(value).hex() for name, value in measured.items()}
     newest = max((run / "checkpoints").glob("step-*"))
-    return Outcome(losses, evaluations, dict(_weights(newest / "model.safetensors")))
+    return Outcome(losses, evaluations, dict(_weights(newest)))
 
 
-def _weights(path: Path) -> Iterator[tuple[str, str]]:
-    content = path.read_bytes()
-    begin = 8 + int.from_bytes(content[:8], "little")
-    for name, entry in json.loads(content[8:begin]).items():
-        if name != "__metadata__":
-            first, last = entry["data_offsets"]
-            digest = hashlib.sha256(content[begin + first : begin + last]).hexdigest()
-            yield name, f"{entry['dtype']} {entry['shape']} {digest[:12]}"
+def _weights(checkpoint: Path) -> Iterator[tuple[str, str]]:
+    """Names, and what is to be equal. A checkpoint was a folder once."""
+    if checkpoint.is_dir():
+        tensors = load_file(checkpoint / "model.safetensors")
+        aliases = json.loads((checkpoint / "manifest.json").read_text())["aliases"]
+        tensors |= {alias: tensors[name] for alias, name in aliases.items()}
+    else:
+        tensors = torch.load(checkpoint, weights_only=True)["model"]
+    for name, tensor in tensors.items():
+        content = tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+        digest = hashlib.sha256(content).hexdigest()
+        yield name, f"{tensor.dtype} {list(tensor.shape)} {digest[:12]}"
 
 
 def difference(old: Outcome | str, new: Outcome | str) -> str:

@@ -221,12 +221,6 @@ class OneOf:
     def on_all_ranks(self, work: Any, main_first: bool = False) -> Any:
         return work()
 
-    def save_shards(self, state: dict[str, Any], folder: Path) -> Any:
-        return engine("shards").Shards(state, {}, {})
-
-    def give_shards(self, state: dict[str, Any], folder: Path, shapes: dict[str, Any]) -> None:
-        pass
-
 
 class Loop:
     """What `train.train` sees of a run: a model, and steps, each with its own micro-batches.

@@ -2,16 +2,18 @@
 between."""
 
 import errno
+import hashlib
 import os
-import shutil
+import resource
+import signal
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from fakes import OneOf, engine
-from running import flip_bit
-from safetensors.torch import load_file
+from running import flip_bit, step_of
 from torch import nn
 
 
@@ -51,8 +53,18 @@ def make(folder: Path, seed: int = 0, keep: int = 2, **must_match: Any) -> Any:
     return engine("checkpoint").Checkpoint(folder, OneOf(), keep, must_match, **parts)
 
 
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
 def saved(folder: Path) -> list[int]:
-    return [int(path.name[5:]) for path in engine("checkpoint").folders(folder)]
+    """Steps of the checkpoints, newest first."""
+    return sorted((step_of(path) for path in folder.glob("step-*.pt")), reverse=True)
+
+
+def file_of(folder: Path, step: int) -> Path:
+    (path,) = folder.glob(f"step-{step:08d}-*.pt")
+    return path
 
 
 def save(folder: Path, *steps: int, keep: int = 2) -> None:
@@ -61,10 +73,14 @@ def save(folder: Path, *steps: int, keep: int = 2) -> None:
         make(folder, step, keep).save(step)
 
 
+def best_step(folder: Path) -> int:
+    return make(folder).find("best")["step"]
+
+
 def assert_content(folder: Path, step: int, **must_match: Any) -> Any:
-    """The newest valid checkpoint is that of `step`, whole, in all its parts."""
+    """The newest intact checkpoint is that of `step`, whole, in all its parts."""
     into = make(folder, seed=99, **must_match)
-    assert into.load()["step"] == step
+    assert into.load() == step
     assert into.parts["other"].value == [step, "x", None]
     loaded = into.parts["model"].state_dict()
     for name, tensor in Tied(step).state_dict().items():
@@ -75,20 +91,62 @@ def assert_content(folder: Path, step: int, **must_match: Any) -> Any:
 
 def test_round_trip_with_tied_weights(tmp_path):
     assert make(tmp_path / "absent").load() is None
-    assert make(tmp_path).load_model() is None
+    assert make(tmp_path).find("best") == {}
     save(tmp_path, 7)
     model = assert_content(tmp_path, 7).parts["model"]
     assert model.head.weight is model.embedding.weight
-    stored = load_file(tmp_path / "step-00000007/model.safetensors")
-    assert len(stored) == len(model.state_dict()) - 1, "a shared tensor is stored once"
+    stored = torch.load(file_of(tmp_path, 7), weights_only=True)["model"]
+    assert stored["head.weight"].data_ptr() == stored["embedding.weight"].data_ptr()
+
+
+def test_the_name_has_hash_and_mark(tmp_path):
+    made = make(tmp_path)
+    made.save(1, is_best=True)
+    made.save(2)
+    for path, mark in zip(sorted(tmp_path.iterdir()), ("-best", ""), strict=True):
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+        assert path.name == f"step-{step_of(path):08d}{mark}-{digest}.pt"
+
+
+def test_a_save_needs_no_memory_for_the_content(tmp_path):
+    big = torch.ones(25_000_000)
+    peaks = []
+    part = Part(big)
+    checkpoint = engine("checkpoint").Checkpoint(tmp_path, OneOf(), model=part)
+    write = engine("checkpoint").HashingFile.write
+
+    def measured(self: Any, content: Any) -> int:
+        peaks.append(tracemalloc.get_traced_memory()[0])
+        return write(self, content)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine("checkpoint").HashingFile, "write", measured)
+        tracemalloc.start()
+        checkpoint.save(1)
+        tracemalloc.stop()
+    assert max(peaks) < 1_000_000
+
+
+def test_what_was_loaded_survives_the_file(tmp_path):
+    """The file is mapped while it is read; what parts keep is copied."""
+    kept = torch.arange(5.0)
+    parts = {"model": Tied(), "other": Part(kept)}
+    checkpoint = engine("checkpoint").Checkpoint(tmp_path, OneOf(), **parts)
+    checkpoint.save(1)
+    parts["other"].value = None
+    checkpoint.load()
+    with open(file_of(tmp_path, 1), "r+b") as file:
+        file.write(bytes(file_of(tmp_path, 1).stat().st_size))
+    assert torch.equal(parts["other"].value, kept)
+    assert torch.equal(parts["model"].turned, Tied().turned)
 
 
 @pytest.mark.parametrize(("keep", "wanted"), [(2, [5, 4]), (3, [5, 4, 3])])
 def test_the_newest_stay(keep, wanted, tmp_path):
-    (tmp_path / ".trash-step-00000001").mkdir()  # of a run that was killed while it removed one
+    (tmp_path / ".saving").write_bytes(b"x")  # of a run that was killed while it saved
     save(tmp_path, 1, 2, 3, 4, 5, keep=keep)
     assert saved(tmp_path) == wanted
-    assert len(list(tmp_path.iterdir())) == len(wanted)
+    assert len(names(tmp_path)) == len(wanted)
 
 
 def test_the_best_one_stays_until_another_is_better(tmp_path):
@@ -100,14 +158,16 @@ def test_the_best_one_stays_until_another_is_better(tmp_path):
     resumed.load()
     resumed.save(5)
     assert saved(tmp_path) == [5, 4, 1]
-    assert resumed.load_model("best")["step"] == 1
-    assert resumed.load_model("last")["step"] == 5
+    assert best_step(tmp_path) == 1
+    assert resumed.find("last")["step"] == 5
     resumed.save(5, is_best=True)  # the same step, evaluated after it was saved
+    assert saved(tmp_path) == [5, 4]
     for step in (6, 7):
         resumed.save(step)
     assert saved(tmp_path) == [7, 6, 5]
-    flip_bit(tmp_path / "step-00000005/model.safetensors", -1)
-    assert resumed.load_model("best")["step"] == 7, "a damaged best one gives way to the newest"
+    flip_bit(file_of(tmp_path, 5), -1)
+    assert best_step(tmp_path) == 7, "a damaged best one gives way to the newest"
+    resumed.find("best")
     assert "step-00000005" in resumed.skipped[0]
 
 
@@ -115,69 +175,56 @@ def test_a_best_one_that_found_no_space_leaves_the_one_before(tmp_path, monkeypa
     made = make(tmp_path)
     made.save(1, is_best=True)
     with monkeypatch.context() as patch:
-        patch.setattr(engine("checkpoint"), "write_sealed", full)
+        patch.setattr(os, "fsync", full)
         with pytest.raises(engine("checkpoint").NotWritten):
             made.save(2, is_best=True)
     for step in (3, 4, 5):
         made.save(step)
     assert saved(tmp_path) == [5, 4, 1]
-    assert make(tmp_path).load_model("best")["step"] == 1
+    assert best_step(tmp_path) == 1
 
 
-def test_the_newest_valid_manifest_names_the_best_one(tmp_path):
-    """A damaged one names nothing, so it removes nothing."""
-    made = make(tmp_path)
-    made.save(1, is_best=True)
-    made.save(2)
-    made.save(3)
-    flip_bit(tmp_path / "step-00000003/manifest.json", 40)
-    resumed = make(tmp_path)
-    assert resumed.load_model("best")["step"] == 1
-    assert resumed.load()["step"] == 2
-    resumed.save(4)
-    assert set(saved(tmp_path)) == {4, 3, 1}
+DAMAGES = [0.0, 0.1, 0.3, 0.5, 0.7, 0.99, "cut", "empty", "longer"]
 
 
-DAMAGES = [
-    *(("model.safetensors", place) for place in (0.0, 0.3, 0.99)),
-    *(("state.pt", place) for place in (0.0, 0.3, 0.99)),
-    *(("model.safetensors", damage) for damage in ("cut", "missing")),
-    *(("state.pt", damage) for damage in ("cut", "missing")),
-    *(("manifest.json", damage) for damage in ("cut", "empty", "missing")),
-    *(("manifest.json", text) for text in ("{}", "[]", "null", "1", '"a"', 9999 * "[")),
-]
+def damage(path: Path, how: Any) -> None:
+    size = path.stat().st_size
+    if isinstance(how, float):
+        flip_bit(path, int(size * how))
+    elif how == "longer":
+        os.truncate(path, size + 1)
+    else:
+        os.truncate(path, size // 2 if how == "cut" else 0)
 
 
-@pytest.mark.parametrize(("name", "damage"), DAMAGES)
-def test_the_newest_valid_one_wins_and_others_are_named(name, damage, tmp_path):
+@pytest.mark.parametrize("how", DAMAGES)
+def test_the_newest_intact_one_wins_and_others_are_named(how, tmp_path):
     for step in (1, 2):
         make(tmp_path, step, phase=0).save(step)
-    path = tmp_path / "step-00000002" / name
-    size = path.stat().st_size
-    if isinstance(damage, float):
-        flip_bit(path, int(size * damage))
-    elif damage == "missing":
-        path.unlink()
-    elif damage in ("cut", "empty"):
-        os.truncate(path, size // 2 if damage == "cut" else 0)
-    else:
-        path.write_text(damage)
+    path = file_of(tmp_path, 2)
+    damage(path, how)
+    reading = make(tmp_path)
+    assert reading.find("best")["must_match"] == {"phase": 0}
+    assert reading.skipped == [path.name]
+    assert path.exists(), "only the process that has the lock renames it"
     into = assert_content(tmp_path, 1, phase=0)
-    assert len(into.skipped) == 1
-    assert into.skipped[0].startswith("step-00000002")
-    assert into.peek("last") == {"phase": 0}
+    assert into.skipped == [path.name]
+    assert path.with_suffix(".damaged").exists()
+    assert not path.exists()
 
 
 def test_all_damaged_is_an_error_that_names_them(tmp_path):
+    """Each time: a run never begins again by itself."""
     save(tmp_path, 1, 2)
     for step in (1, 2):
-        flip_bit(tmp_path / f"step-{step:08d}" / "state.pt", 100)
-    with pytest.raises(engine("errors").UserError, match=r"step-00000002.*step-00000001"):
-        make(tmp_path).load()
+        flip_bit(file_of(tmp_path, step), 100)
+    for _ in range(2):
+        with pytest.raises(engine("errors").UserError, match=r"step-00000002.*step-00000001"):
+            make(tmp_path).load()
 
 
-def test_other_facts_are_refused_before_anything_is_loaded(tmp_path):
-    """An evaluation compares none: the weights are good for use."""
+def test_what_differs_is_refused_before_anything_is_loaded(tmp_path):
+    """An evaluation compares nothing: the weights are good for use."""
     make(tmp_path, 1, data="abc", phase=0).save(1)
     into = make(tmp_path, 5, data="xyz", phase=0)
     with pytest.raises(engine("errors").UserError, match=r"data was abc .* is xyz now"):
@@ -186,7 +233,7 @@ def test_other_facts_are_refused_before_anything_is_loaded(tmp_path):
     assert torch.equal(into.parts["model"].embedding.weight, Tied(5).embedding.weight)
     with pytest.raises(engine("errors").UserError, match="rule was None"):
         make(tmp_path, data="abc", rule=2).load()
-    assert into.load_model("last")["step"] == 1
+    assert into.restore(into.find("last"), ["model"]) == 1
 
 
 def test_another_model_is_one_line(tmp_path):
@@ -194,27 +241,9 @@ def test_another_model_is_one_line(tmp_path):
     model = nn.Sequential(*[nn.Linear(2, 2) for _ in range(4)])
     other = engine("checkpoint").Checkpoint(tmp_path, OneOf(), model=model)
     with pytest.raises(engine("errors").UserError, match="does not fit the model") as caught:
-        other.load_model("last")
+        other.load()
     assert str(caught.value).count('"') == 6  # three names
     assert "\n" not in str(caught.value)
-
-
-def test_pruning_waits_until_the_new_one_verifies(tmp_path, monkeypatch):
-    """A disk that loses what it was given: the checkpoints before are all that is left."""
-    save(tmp_path, 1, 2)
-    real = os.replace
-
-    def losing(source, target):
-        real(source, target)
-        if Path(target).name == "step-00000003":
-            flip_bit(Path(target) / "model.safetensors", -1)
-
-    monkeypatch.setattr(engine("checkpoint").os, "replace", losing)
-    with pytest.raises(ValueError, match="sha256"):
-        save(tmp_path, 3)
-    monkeypatch.undo()
-    assert saved(tmp_path) == [3, 2, 1]
-    assert_content(tmp_path, 2)
 
 
 def full(*arguments: object) -> None:
@@ -225,16 +254,8 @@ class Killed(BaseException):
     """The process ends here."""
 
 
-# Every call by which saving touches the disk; `os` is the one module of all, so its names go last.
-WRITES = (
-    ("shards", "save_file"),
-    ("shards", "write_tensors"),
-    ("shards", "sync"),
-    ("checkpoint", "write_tensors"),
-    ("checkpoint", "write_sealed"),
-    ("checkpoint", "sync"),
-)
-TOUCHES = (*WRITES, ("checkpoint", "sha256"), ("checkpoint", "_set_aside"))
+# Every call by which saving touches the disk.
+TOUCHES = ("open", "fsync", "replace", "unlink", "mkdir")
 
 
 def kill_at(hit: int, when: str, patch: pytest.MonkeyPatch) -> None:
@@ -253,9 +274,10 @@ def kill_at(hit: int, when: str, patch: pytest.MonkeyPatch) -> None:
 
         return call
 
-    for module, name in TOUCHES:
-        patch.setattr(engine(module), name, deadly(getattr(engine(module), name)))
-    patch.setattr(engine("checkpoint").os, "replace", deadly(os.replace))
+    writing = engine("checkpoint").HashingFile
+    patch.setattr(writing, "write", deadly(writing.write))
+    for name in TOUCHES:
+        patch.setattr(os, name, deadly(getattr(os, name)))
 
 
 def test_dying_anywhere_in_a_save_costs_that_checkpoint_at_most(tmp_path, monkeypatch):
@@ -265,18 +287,21 @@ def test_dying_anywhere_in_a_save_costs_that_checkpoint_at_most(tmp_path, monkey
         for hit in range(1, 100):
             folder = tmp_path / f"{when}{hit}"
             save(folder, 1, 2)
+            make(folder, 2).save(2, is_best=True)
             with monkeypatch.context() as patch:
                 kill_at(hit, when, patch)
                 try:
-                    save(folder, 3)
+                    make(folder, 3).save(3, is_best=True)
                     has_died = False
-                except Killed:
+                except (Killed, RuntimeError):  # torch reports what ends its writing
                     has_died = True
             deaths += has_died
             assert_content(folder, max(saved(folder)))
             assert max(saved(folder)) >= 2
+            assert best_step(folder) >= 2
             save(folder, 4)  # what was left is not in the way
             assert_content(folder, 4)
+            assert len(names(folder)) == len(saved(folder))
             if not has_died:
                 break
     assert deaths > 10
@@ -285,19 +310,38 @@ def test_dying_anywhere_in_a_save_costs_that_checkpoint_at_most(tmp_path, monkey
 @pytest.mark.parametrize(
     ("code", "remedy"), [(errno.ENOSPC, "free some space"), (errno.EACCES, "check the folder")]
 )
-def test_a_failed_save_is_said_and_leaves_the_others_whole(code, remedy, tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", ["fsync", "replace", "write"])
+def test_a_failed_save_is_said_and_leaves_the_others_whole(
+    name, code, remedy, tmp_path, monkeypatch
+):
     def fail(*arguments: object) -> None:
         raise OSError(code, os.strerror(code))
 
     save(tmp_path, 1, 2)
-    before = sorted(path.name for path in tmp_path.rglob("*"))
-    not_written = engine("checkpoint").NotWritten
-    for module, name in WRITES:
-        with monkeypatch.context() as patch:
-            patch.setattr(engine(module), name, fail)
-            with pytest.raises(not_written, match=f"{os.strerror(code)}.*{remedy}"):
+    before = names(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(engine("checkpoint").HashingFile if name == "write" else os, name, fail)
+        with pytest.raises(engine("checkpoint").NotWritten, match=f"{os.strerror(code)}.*{remedy}"):
+            save(tmp_path, 3)
+    assert names(tmp_path) == before
+    assert_content(tmp_path, 2)
+
+
+def test_a_full_disk_at_any_size_leaves_the_others_whole(tmp_path):
+    """A file may have so many bytes: the last ones are written when it is closed."""
+    save(tmp_path, 1, 2)
+    before = names(tmp_path)
+    size = file_of(tmp_path, 2).stat().st_size
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for most in (0, 100, size // 2, size - 1):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, limits[1]))
+        try:
+            with pytest.raises(engine("checkpoint").NotWritten, match="free some space"):
                 save(tmp_path, 3)
-        assert sorted(path.name for path in tmp_path.rglob("*")) == before, name
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert names(tmp_path) == before
     assert_content(tmp_path, 2)
 
 
@@ -305,40 +349,49 @@ def test_damaged_ones_cost_no_whole_one(tmp_path):
     """A resume behind two of them goes on from an earlier step, and what it saves stays."""
     save(tmp_path, 2, 4, 6, keep=3)
     for step in (4, 6):
-        with open(tmp_path / f"step-{step:08d}" / "state.pt", "ab") as file:
-            file.write(b"x")
-    save(tmp_path, 3)
-    assert {2, 3} <= set(saved(tmp_path))
-    assert make(tmp_path).load()["step"] == 3
+        damage(file_of(tmp_path, step), "longer")
+    resumed = make(tmp_path, 3)
+    assert resumed.load() == 2
+    resumed.save(3)
+    assert saved(tmp_path) == [3, 2]
+    assert make(tmp_path).load() == 3
     save(tmp_path, 4, 5, 6)
     assert saved(tmp_path) == [6, 5]
 
 
-def test_a_checkpoint_that_goes_while_it_is_read_is_one_line(tmp_path, monkeypatch):
+def test_a_checkpoint_that_goes_while_it_is_read_gives_way_to_the_newer_one(tmp_path, monkeypatch):
     """A training that runs has saved a better one, and removes it."""
-    module = engine("checkpoint")
-    real = module.read_model
-    save(tmp_path, 1)
+    checkpoint = engine("checkpoint").Checkpoint
+    real = checkpoint.is_intact
+    made = make(tmp_path)
+    made.save(1, is_best=True)
 
-    def removed(manifest):
-        shutil.rmtree(manifest["path"])
-        return real(manifest)
+    def removed(self: Any, path: Path) -> bool:
+        monkeypatch.undo()
+        make(tmp_path, 2).save(2, is_best=True)
+        path.unlink()
+        return real(self, path)
 
-    monkeypatch.setattr(module, "read_model", removed)
-    with pytest.raises(FileNotFoundError) as caught:
-        make(tmp_path).load_model("best")
-    line = str(engine("explanations").explain(caught.value, command="evaluate"))
-    assert line.startswith("a checkpoint was removed while it was read")
-    assert line.endswith("evaluate: run the command again")
+    monkeypatch.setattr(checkpoint, "is_intact", removed)
+    assert best_step(tmp_path) == 2
 
 
 def test_another_format_is_named_and_not_taken_for_damage(tmp_path, monkeypatch):
     save(tmp_path, 1)
-    monkeypatch.setattr(engine("checkpoint"), "FORMAT", 3)
+    monkeypatch.setattr(engine("checkpoint"), "FORMAT", 99)
     save(tmp_path, 2)
     monkeypatch.undo()
-    with pytest.raises(engine("errors").UserError, match="format 3, this version reads 2"):
+    with pytest.raises(engine("errors").UserError, match="format 99, this version reads"):
         make(tmp_path).load()
+
+
+def test_a_checkpoint_of_an_earlier_version_is_one_line(tmp_path):
+    """It was a folder."""
+    (tmp_path / "step-00000001").mkdir()
+    (tmp_path / "step-00000001/manifest.json").write_text("{}")
+    for read in (make(tmp_path).load, lambda: make(tmp_path).find("best")):
+        with pytest.raises(engine("errors").UserError, match="step-00000001: use the version"):
+            read()
 
 
 class Malicious:
@@ -348,16 +401,15 @@ class Malicious:
         return os.mkdir, ("was-run",)
 
 
-@pytest.mark.parametrize("name", ["state.pt", "model.safetensors"])
-def test_a_file_of_another_kind_under_a_correct_seal_is_one_line(name, tmp_path, monkeypatch):
+@pytest.mark.parametrize("content", [{"other": Malicious()}, b"of another kind"], ids=type)
+def test_a_file_of_another_kind_under_a_correct_hash_is_one_line(content, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    save(tmp_path, 1)
-    files = engine("files")
-    path = tmp_path / "step-00000001"
-    torch.save({"other": Malicious()}, path / name)
-    manifest = files.read_json(path / "manifest.json")
-    manifest["sha256"][name] = files.sha256(path / name)
-    files.write_sealed(path / "manifest.json", manifest)
-    with pytest.raises(engine("errors").UserError, match=f"{name}: .*checkpoint"):
+    if isinstance(content, bytes):
+        Path("file").write_bytes(content)
+    else:
+        torch.save(content, "file")
+    digest = hashlib.sha256(Path("file").read_bytes()).hexdigest()[:16]
+    Path("file").rename(f"step-00000001-{digest}.pt")
+    with pytest.raises(engine("errors").UserError, match=r"step-00000001.* that you trust"):
         make(tmp_path).load()
     assert not (tmp_path / "was-run").exists()

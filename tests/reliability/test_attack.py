@@ -75,10 +75,15 @@ def saved(folder: Path) -> Callable[[], Any]:
     made.save(2)
 
     def load() -> Any:
-        found = make()
-        step = found.load_model("best")["step"]
-        weights = [value.tolist() for value in found.parts["model"].parameters()]
-        return {"step": step, "weights": weights} if not found.skipped else None
+        restored = {}
+        for which in ("best", "last"):
+            found = make()
+            step = found.restore(found.find(which), ["model"])
+            weights = [value.tolist() for value in found.parts["model"].parameters()]
+            restored[which] = (step, weights)
+            if found.skipped:
+                return None
+        return restored
 
     return load
 
@@ -86,8 +91,8 @@ def saved(folder: Path) -> Callable[[], Any]:
 DESCRIPTIONS = [
     (prepared, "manifest.json"),
     (remembered, "data.json"),
-    (saved, "step-00000001/manifest.json"),
-    (saved, "step-00000002/manifest.json"),
+    (saved, "step-00000001-best-*.pt"),
+    (saved, "step-00000002-*.pt"),
 ]
 
 
@@ -107,21 +112,23 @@ def assert_refused_or_equal(
 def test_one_bit_of_each_byte_is_flipped(make, name, bit, tmp_path):
     load = make(tmp_path)
     whole = load()
-    content = (tmp_path / name).read_bytes()
+    (path,) = tmp_path.glob(name)
+    content = path.read_bytes()
     for place in range(len(content)):
         damaged = bytearray(content)
         damaged[place] ^= 1 << (place + bit) % 8
-        assert_refused_or_equal(tmp_path / name, bytes(damaged), load, whole)
+        assert_refused_or_equal(path, bytes(damaged), load, whole)
 
 
 @pytest.mark.parametrize(("make", "name"), DESCRIPTIONS)
 def test_a_hundred_cuts(make, name, tmp_path):
     load = make(tmp_path)
     whole = load()
-    content = (tmp_path / name).read_bytes()
+    (path,) = tmp_path.glob(name)
+    content = path.read_bytes()
     for cut in range(100):
         damaged = content[: len(content) * cut // 100]
-        assert_refused_or_equal(tmp_path / name, damaged, load, whole)
+        assert_refused_or_equal(path, damaged, load, whole)
 
 
 # --- runs of the package and of the script

@@ -7,14 +7,12 @@ the gradient of the whole batch in a single process. Only rank 0 writes files.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from .group import Group
-from .shards import Shards
 
 
 class Distributed(Group):
@@ -35,10 +33,3 @@ class Distributed(Group):
         """Keep gradients local, for all but the last micro-batch of a step."""
         if self._model is not None:
             self._model.require_backward_grad_sync = enabled
-
-    def save_shards(self, state: dict[str, Any], folder: Path) -> Shards:
-        """Write this rank's shards of a checkpoint: there are none."""
-        return Shards(state, {}, {})
-
-    def give_shards(self, state: dict[str, Any], folder: Path, shapes: dict[str, Any]) -> None:
-        """Read this rank's shards of a checkpoint: there are none."""

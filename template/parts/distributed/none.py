@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from .errors import UserError
-from .shards import Shards
 
 T = TypeVar("T")
 
@@ -62,13 +61,6 @@ class Distributed:
     def agree(self, number: int) -> int:
         """Return the largest number: a signal to one rank stops all after the same step."""
         return number
-
-    def save_shards(self, state: dict[str, Any], folder: Path) -> Shards:
-        """Write this rank's shards of a checkpoint: there are none."""
-        return Shards(state, {}, {})
-
-    def give_shards(self, state: dict[str, Any], folder: Path, shapes: dict[str, Any]) -> None:
-        """Read this rank's shards of a checkpoint: there are none."""
 
     def close(self) -> None:
         """Leave the process group."""

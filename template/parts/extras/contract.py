@@ -379,7 +379,7 @@ def check_saving(bench: Bench) -> str:
     other = bench.new_model(seed=1)
     with tempfile.TemporaryDirectory() as folder:
         Checkpoint(Path(folder), Distributed(), model=bench.model).save(1)
-        Checkpoint(Path(folder), Distributed(), model=other).load_model("last")
+        Checkpoint(Path(folder), Distributed(), model=other).load()
     names = differing(predicted(bench.model, bench.plain), predicted(other, bench.plain))
     same_loss = measured(bench.model, bench.plain) == measured(other, bench.plain)
     why = f"after loading {', '.join(names) or 'the loss'} differs"

@@ -17,6 +17,7 @@ from ..engine.runs import device_line, find_run, typed_path, typed_run
 if TYPE_CHECKING:
     import numpy as np
 
+    from ..engine.checkpoint import Checkpoint, State
     from ..engine.loader import Loader
     from ..engine.project import Project
 
@@ -121,11 +122,15 @@ def open_run(
     from ..engine.store import Store
 
     distributed = Distributed()
-    which = arguments.checkpoint
-    recorded = Checkpoint(folder / "checkpoints", distributed).peek(which)
-    if not recorded:
+    checkpoint = Checkpoint(folder / "checkpoints", distributed)
+    saved = checkpoint.find(arguments.checkpoint)
+    if not saved:
         what = "the run has no checkpoint yet"
         raise UserError(what, str(folder), "continue it with `train --resume`")
+    if distributed.is_main:
+        for name in checkpoint.skipped:
+            print(f"note: skipped a damaged checkpoint: {name}")
+    recorded = saved["must_match"]
     if settings.phases:  # a phase may have had other data or another block size
         settings = settings.phase(recorded["phase"] + 1)
     store = Store.remembered(folder, recorded.get("data", ""))
@@ -137,28 +142,22 @@ def open_run(
         raise UserError(what, str(store.folder), remedy)
 
     project = assemble(settings, distributed, store)
-    step = load_weights(folder, project, which, getattr(arguments, "weights", "trained"))
+    checkpoint.parts = {"model": project.model}
+    load_weights(checkpoint, saved, getattr(arguments, "weights", "trained"))
     project.model.eval()
-    return project, step
+    return project, saved["step"]
 
 
-def load_weights(folder: Path, project: Project, which: str, weights: str) -> int:
-    """Load a checkpoint's weights, or those that a hook stored in it; return its step."""
-    from ..engine.checkpoint import Checkpoint
-
+def load_weights(checkpoint: Checkpoint, saved: State, weights: str) -> None:
+    """Load a checkpoint's weights, or those that a hook stored in it."""
     hook = averages().get(weights)
+    if hook is None:
+        checkpoint.restore(saved, ["model"])
+        return
     states: dict[str, Any] = {}
-    hooks: Any = SimpleNamespace(load_state_dict=states.update)
-    checkpoint = Checkpoint(
-        folder / "checkpoints", project.distributed, model=project.model, hooks=hooks
-    )
-    manifest: Any = checkpoint.load_model(which, ["hooks"] if hook else [])
-    if project.distributed.is_main:
-        for name in checkpoint.skipped:
-            print(f"note: skipped a damaged checkpoint: {name}")
-    if hook is not None:
-        hook.use(project.model, states)
-    return int(manifest["step"])
+    checkpoint.parts["hooks"] = SimpleNamespace(load_state_dict=states.update)
+    checkpoint.restore(saved, ["hooks", "model"])
+    hook.use(checkpoint.parts["model"], states)
 
 
 # --- for the commands that predict

@@ -156,19 +156,19 @@ class Run:
         first_step = self.progress.phase_start
         if first_step > 0 and self.step == first_step:
             # The phase before this one has just ended in this process.
-            self.checkpoint.load_model("last", also=("hooks",))
+            self.checkpoint.restore(self.checkpoint.find("last"), ["hooks", "model"])
             return
 
-        checkpoint = None
+        restored_step = None
         if resumed:
-            checkpoint = self.checkpoint.load()
+            restored_step = self.checkpoint.load()
         for name in self.checkpoint.skipped:
-            self.notes.append(f"skipped a damaged checkpoint: {name}")
-        if checkpoint is not None:
-            self.saved_step = checkpoint["step"]
+            self.notes.append(f"skipped a damaged checkpoint: {name}, renamed to .damaged")
+        if restored_step is not None:
+            self.saved_step = restored_step
         elif resumed:
             self.notes.append("the run has no checkpoint: it starts again at step 0")
-        self.notes += load_initial(self.project, checkpoint is not None)
+        self.notes += load_initial(self.project, restored_step is not None)
 
     # --- the position
 

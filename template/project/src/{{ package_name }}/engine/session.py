@@ -94,7 +94,8 @@ class Session:
         num_phases = len(self.settings.phases)
         if self.resumed and num_phases:
             checkpoint = Checkpoint(self.folder / "checkpoints", self.distributed)
-            self.progress.phase = checkpoint.peek("last").get("phase", 0)
+            must_match = checkpoint.find("last").get("must_match", {})
+            self.progress.phase = must_match.get("phase", 0)
         first = self.progress.phase + 1
         if 0 < only < first:
             where = f"the run is in phase {first}"

@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import fnmatch
-from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from .checkpoint import MANIFEST, MODEL, Checkpoint, read_model, read_plain
+from .checkpoint import Checkpoint, read_plain, step_name
 from .errors import UserError
-from .files import sha256
 from .runs import RUNS, is_run
 from .shards import fill, own
 
 if TYPE_CHECKING:
-    from .distributed import Distributed
     from .project import Project
 
 INIT_FROM = "training.init_from"
-SCRIPT_CHECKPOINT = "step-*-*.pt"
+CHECKPOINTS = "checkpoints"
+MODEL = "model.safetensors"
+BEST_OF_SCRIPT = "best_step"  # the name of that step in a script's checkpoint
 SHOWN = 3  # tensors named in a note
 
 Tensors = dict[str, Tensor]
@@ -83,9 +81,7 @@ def load_initial(project: Project, restored: bool) -> list[str]:
     if not place:
         return []
 
-    path, tensors, skipped = read_weights(place, project.distributed)
-    if path.suffix == ".pt":
-        tensors = _rename(tensors, getattr(project.model, "script_names", {}))
+    path, tensors, skipped = read_weights(place, project)
     source = _floats(tensors)
     target = _floats(project.model.state_dict(keep_vars=True))
     fitting = []
@@ -125,48 +121,30 @@ def listed(tensors: Tensors, names: list[str]) -> str:
 # --- where weights are
 
 
-def read_weights(place: str, distributed: Distributed) -> Weights:
+def read_weights(place: str, project: Project) -> Weights:
     """Read the weights of a run or a checkpoint, or those in a file or folder of safetensors.
 
-    In a run, they are in the best checkpoint that is not damaged, or else in the newest one. In a
+    In a run, they are in the best checkpoint that is intact, or else in the newest one. In a
     folder, they are in `model.safetensors`, or else in all of its files. Runs and checkpoints of
-    `layout: script` can be read, too, and a file that `torch.save` wrote.
+    `layout: script` can be read, too. Any other file that `torch.save` wrote is read as it is.
     """
     path = RUNS / place if is_run(RUNS / place) else Path(place)
-    checkpoints = path / "checkpoints"
-    if (path / MANIFEST).is_file():
-        return _read_checkpoint(path.parent, path.name, distributed)
-    if path.is_file() and path.match(f"checkpoints/{SCRIPT_CHECKPOINT}"):
-        return _read_script([path])
-    script_files = sorted(checkpoints.glob(SCRIPT_CHECKPOINT), reverse=True)
-    if script_files:
-        return _read_script(script_files)
-    if checkpoints.is_dir():
-        return _read_checkpoint(checkpoints, "best", distributed)
+    if (path / CHECKPOINTS).is_dir():
+        return _read_checkpoint(path / CHECKPOINTS, "best", project)
+    if path.parent.name == CHECKPOINTS:
+        return _read_checkpoint(path.parent, path.name, project)
 
     if (path / MODEL).exists():
         path = path / MODEL
     files = sorted(path.glob("*.safetensors"))
     if path.is_file() and path.suffix != ".safetensors":
-        return path, _read_saved(path), []
+        return path, _weights_in(read_plain(path), path, project), []
     if path.is_file():
         files = [path]
     if not files:
         remedy = "give a run, a checkpoint, or a folder or file of weights"
         raise UserError("there are no weights", f"{INIT_FROM} {place}", remedy)
     return path, _read_files(files), []
-
-
-def _read_saved(file: Path) -> Tensors:
-    """Read a state_dict that `torch.save` wrote, by itself or with other values."""
-    content = read_plain(file)
-    for name in ("model", "state_dict"):
-        if isinstance(content, dict) and isinstance(content.get(name), dict):
-            content = content[name]
-    if not isinstance(content, dict):
-        what = f"the file has a {type(content).__name__}, no weights"
-        raise UserError(what, f"{INIT_FROM} {file}", "save the model's state_dict()")
-    return {name: value for name, value in content.items() if isinstance(value, Tensor)}
 
 
 def _read_files(files: list[Path]) -> Tensors:
@@ -184,37 +162,37 @@ def _read_files(files: list[Path]) -> Tensors:
     return tensors
 
 
-def _read_checkpoint(folder: Path, which: str, distributed: Distributed) -> Weights:
-    checkpoint = Checkpoint(folder, distributed)
-    manifest = checkpoint.find(which)
-    if manifest is None:
+def _read_checkpoint(folder: Path, which: str, project: Project) -> Weights:
+    checkpoint = Checkpoint(folder, project.distributed)
+    state = checkpoint.find(which)
+    if not state:
         where = f"{INIT_FROM} {folder.parent}"
         raise UserError("the run has no checkpoint yet", where, "name another run")
-    path = manifest["path"]
-    tensors = read_model(manifest)
-    rows: dict[str, list[Tensor]] = defaultdict(list)
-    for file in sorted(path.glob("shard-*.safetensors")):
-        for key, tensor in load_file(file).items():
-            rows[key].append(tensor)
-    for key, shape in manifest["shards"].items():
-        # Of tied weights, only the first is stored.
-        stored = shape if isinstance(shape, str) else key
-        if key.startswith("model/"):
-            tensors[key.removeprefix("model/")] = torch.cat(rows[stored])
-    return path, tensors, checkpoint.skipped
+    if which == "best" and BEST_OF_SCRIPT in state:  # a script does not mark names
+        for path in folder.glob(f"{step_name(state[BEST_OF_SCRIPT])}-*.pt"):
+            if checkpoint.is_intact(path):
+                state = {**checkpoint.read(path), "path": path}
+    path = state["path"]
+    weights = checkpoint.complete({"model": state["model"]}, path)
+    return path, _weights_in({**state, **weights}, path, project), checkpoint.skipped
 
 
-def _read_script(files: list[Path]) -> Weights:
-    """Read the best checkpoint of a script. files: newest first, each with its hash in its name."""
-    intact = [file for file in files if file.stem.endswith(sha256(file)[:16])]
-    skipped = [file.name for file in files if file not in intact]
-    if not intact:
-        where = f"{INIT_FROM} {files[0].parent}"
-        raise UserError("no valid checkpoint", where, "name another run")
-    newest = read_plain(intact[0])
-    best = [file for file in intact if file.match(f"step-{newest['best_step']:08d}-*")]
-    path = [*best, *intact][0]
-    return path, read_plain(path)["model"], skipped
+def _weights_in(content: Any, path: Path, project: Project) -> Tensors:
+    """Return the weights in a file of `torch.save`: a state_dict by itself, or with other values.
+
+    Layers of a script get the names of the package's model.
+    """
+    weights = content
+    for name in ("model", "state_dict"):
+        if isinstance(content, dict) and isinstance(content.get(name), dict):
+            weights = content[name]
+    if not isinstance(weights, dict):
+        what = f"the file has a {type(content).__name__}, no weights"
+        raise UserError(what, f"{INIT_FROM} {path}", "save the model's state_dict()")
+    tensors = {name: value for name, value in weights.items() if isinstance(value, Tensor)}
+    if BEST_OF_SCRIPT in content:
+        return _rename(tensors, getattr(project.model, "script_names", {}))
+    return tensors
 
 
 def _rename(tensors: Tensors, layers: dict[str, str]) -> Tensors:

@@ -1,0 +1,309 @@
+"""Checkpoints: `step-<number>[-best]-<hash>.pt`, one file with all that a run resumes from.
+
+A checkpoint is complete or absent. It is hashed while it is written, and it gets its name when it
+is on the disk. A flipped bit would load silently (197 of 200 in a trial), so nothing is used before
+its hash matches. A damaged checkpoint is named, and the newest intact one is loaded.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import io
+import os
+import re
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+from .errors import UserError
+from .files import sha256, sync
+
+if TYPE_CHECKING:
+    from .distributed import Distributed
+
+T = TypeVar("T")
+State = dict[str, Any]
+"""What a checkpoint stores: format, step, must_match and each part of the run by its name."""
+
+FORMAT = 3
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, None)  # None: a library raised it
+
+
+class NotWritten(UserError):
+    """A checkpoint could not be written. Earlier checkpoints are untouched."""
+
+
+class Checkpoint:
+    """Saves and restores the parts of a run: `model` and everything else that has a state.
+
+    parts: by name, anything with `state_dict` and `load_state_dict`.
+
+    keep: how many of the newest stay, in addition to the best one. must_match: plain values which
+    must be the same on resume, such as the data and the schedule. settings: what decides such a
+    value, for the error.
+    """
+
+    NAME = re.compile(r"step-\d{8}(-best)?-[0-9a-f]{16}\.pt")
+
+    def __init__(
+        self,
+        folder: Path,
+        distributed: Distributed,
+        keep: int = 2,
+        must_match: dict[str, Any] | None = None,
+        settings: dict[str, str] | None = None,
+        **parts: Any,
+    ):
+        self.folder = folder
+        self.partial = folder / ".saving"  # becomes a checkpoint when it is complete
+        self.distributed = distributed
+        self.keep = keep
+        self.must_match = must_match or {}
+        self.settings = settings or {}
+        self.parts = parts
+        self.skipped: list[str] = []
+
+    # --- saving
+
+    def save(self, step: int, is_best: bool = False) -> None:
+        """Write the checkpoint of `step`, then remove old ones. Call it on every rank.
+
+        is_best: it replaces the best checkpoint so far, which stays until then. Raises `NotWritten`
+        and leaves nothing half-written.
+        """
+        state: State = {"format": FORMAT, "step": step, "must_match": self.must_match}
+        for name, part in self.parts.items():
+            state[name] = part.state_dict()
+        mark = "-best" if is_best else ""
+        ending = self._on_all_ranks(step, lambda: self.write(state))
+        self._on_all_ranks(step, lambda: self.commit(f"{step_name(step)}{mark}-{ending}"))
+
+    def _on_all_ranks(self, step: int, write: Callable[[], T]) -> T:
+        """Return `write()`. If a file cannot be written, all ranks raise `NotWritten`."""
+
+        def work() -> T:
+            try:
+                return write()
+            except OSError as error:
+                self.remove(self.partial)
+                reason = error.strerror or error
+                what = f"the checkpoint of step {step} could not be written ({reason})"
+                remedy = "free some space" if error.errno in NO_SPACE else "check the folder"
+                remedy += "; the checkpoints before it are whole"
+                raise NotWritten(what, str(self.folder), remedy) from error
+
+        return self.distributed.on_all_ranks(work)
+
+    def write(self, state: State) -> str:
+        """Write a state into `partial`; return the end of its name. Only rank 0 writes."""
+        if not self.distributed.is_main:
+            return ""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        return write_state(state, self.partial) + ".pt"
+
+    def commit(self, name: str) -> None:
+        """Give the file its name, then remove others of this step and all that are not kept."""
+        if not self.distributed.is_main:
+            return
+        newest = self.folder / name
+        os.replace(self.partial, newest)
+        sync(self.folder)
+        step = name[: len(step_name(0))]
+        paths = self.candidates("last")
+        other_steps = [path for path in paths if not path.name.startswith(step)]
+        newest_first = [newest, *other_steps]
+        best = next(filter(is_marked_best, newest_first), newest)
+        kept = [*newest_first[: self.keep], best]
+        for path in paths:
+            if path not in kept:
+                self.remove(path)
+
+    # --- loading
+
+    def load(self) -> int | None:
+        """Restore all parts from the newest intact checkpoint; return its step, None without one.
+
+        Newer ones, which are damaged, get another name: they no longer count as the newest. So only
+        the process that has locked the run may call this. Raises `UserError` if one of `must_match`
+        differs, or if all checkpoints are damaged.
+        """
+        saved = self.find("last", rename_damaged=True)
+        if not saved:
+            return None
+        for name, value in self.must_match.items():
+            saved_value = saved["must_match"].get(name)
+            if saved_value != value:
+                what = f"{name} was {saved_value} in the checkpoint and is {value} now"
+                remedy = "change it back"
+                if name in self.settings:
+                    remedy += f" ({self.settings[name]})"
+                remedy += ", or start a new run"
+                raise UserError(what, str(saved["path"]), remedy)
+        return self.restore(saved, self.parts)
+
+    def find(self, which: str, rename_damaged: bool = False) -> State:
+        """Return the `last` intact checkpoint, the `best` one or the one of that name.
+
+        Empty if there is none. The newest one is used if no best one is intact. Its tensors are in
+        the file until they are copied; `path` is where it is. Rank 0 compares hashes for all ranks.
+        """
+        found = self.distributed.on_all_ranks(lambda: self._find_on_main(which))
+        path, damaged = self.distributed.gather_objects(found[1:])[0]
+        self.skipped = [skipped.name for skipped in damaged]
+        if path is None and damaged:
+            remedy = f"restore one into {self.folder}"
+            raise UserError("no valid checkpoint", ", ".join(self.skipped), remedy)
+        if path is None:
+            return {}
+        if rename_damaged and self.distributed.is_main:
+            for skipped in damaged:
+                with suppress(OSError):
+                    skipped.rename(skipped.with_suffix(".damaged"))
+        state = found[0] or self.read(path)
+        return {**state, "path": path}
+
+    def _find_on_main(self, which: str) -> tuple[State, Path | None, list[Path]]:
+        """Return a state, where it is, and what was skipped; on other ranks nothing."""
+        damaged: list[Path] = []
+        while self.distributed.is_main:
+            paths = [path for path in self.candidates(which) if path not in damaged]
+            if not paths:
+                break
+            path = paths[0]
+            try:
+                if self.is_intact(path):
+                    return self.read(path), path, damaged
+                damaged.append(path)
+            except FileNotFoundError:
+                pass  # a training that runs has removed it, after it saved a newer one
+            except OSError:
+                damaged.append(path)
+        return {}, None, damaged
+
+    def candidates(self, which: str) -> list[Path]:
+        """Return checkpoints, intact or not, in the order in which they are tried."""
+        paths = []
+        for path in sorted(self.folder.glob("step-*"), reverse=True):
+            if self.NAME.fullmatch(path.name) and path.exists():
+                paths.append(path)
+            elif path.is_dir() and not path.suffix:
+                what = "the checkpoint is a folder"
+                remedy = "use the version that saved it, or distributed=fsdp if it has shards"
+                raise UserError(what, str(path), remedy)
+        if which == "best":
+            paths.sort(key=is_marked_best, reverse=True)
+        elif which != "last":
+            paths = [path for path in paths if path.name == which]
+        return paths
+
+    def is_intact(self, path: Path) -> bool:
+        """Whether the content has the hash that is in the name."""
+        return path.stem.endswith(f"-{short_hash(path)}")
+
+    def read(self, path: Path) -> State:
+        """Map a checkpoint. Raises `UserError` if another version of the code made it."""
+        state: State = read_plain(path, mmap=True)
+        number = state.get("format", FORMAT)  # a script's has none
+        if number != FORMAT:
+            what = f"the checkpoint has format {number}, this version reads {FORMAT}"
+            raise UserError(what, str(path), "use the version that made it")
+        return state
+
+    def remove(self, path: Path) -> None:
+        """Remove a checkpoint, or what was to become one."""
+        path.unlink(missing_ok=True)
+
+    def restore(self, saved: State, names: Iterable[str]) -> int:
+        """Restore these parts in their order, and the model last; return the step."""
+        others = [name for name in names if name != "model"]
+        state = self.complete({name: saved[name] for name in (*others, "model")}, saved["path"])
+        for name in others:
+            # What a part keeps must not point into a file that is deleted later.
+            self.parts[name].load_state_dict(tree_map_only(Tensor, copied, state[name]))
+        try:
+            self.parts["model"].load_state_dict(state["model"])
+        except RuntimeError as error:
+            # PyTorch prints a page of names: three are enough.
+            first = " ".join(str(error).split("\n\t")[1:2]).strip()
+            first = ', "'.join(first.split(', "')[:3])
+            what = f"the checkpoint does not fit the model ({first})"
+            remedy = (
+                "model.py or its settings changed since the run: restore them, or start a new run"
+            )
+            raise UserError(what, str(saved["path"]), remedy) from error
+        return int(saved["step"])
+
+    def complete(self, state: State, path: Path) -> State:
+        """Return a state with the tensors that are in other files: there are none."""
+        return state
+
+
+def step_name(step: int) -> str:
+    return f"step-{step:08d}"
+
+
+def is_marked_best(path: Path) -> bool:
+    return "-best-" in path.name
+
+
+def copied(tensor: Tensor) -> Tensor:
+    """Return a copy of a tensor that may be in a mapped file; those on a GPU are copies already."""
+    return tensor.clone() if tensor.device.type == "cpu" else tensor
+
+
+# --- files
+
+
+class HashingFile(io.BufferedWriter):
+    """A file to write that hashes what passes, so that its content need not be in memory."""
+
+    def __init__(self, path: Path):
+        super().__init__(io.FileIO(path, "wb"))
+        self.hash = hashlib.sha256()
+
+    def write(self, content: Any) -> int:
+        self.hash.update(content)
+        return super().write(content)
+
+
+def write_state(state: State, path: Path) -> str:
+    """Write a file onto the disk; return its hash. Tensors that share memory are stored once."""
+    with HashingFile(path) as file:
+        try:
+            torch.save(state, file)
+        except RuntimeError as error:
+            # After a failed write, torch complains of its own position in the file.
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from error
+            raise
+        file.flush()
+        os.fsync(file.fileno())
+        return file.hash.hexdigest()[:16]
+
+
+def short_hash(path: Path) -> str:
+    return sha256(path)[:16]
+
+
+def read_plain(path: Path, mmap: bool = False) -> Any:
+    """Read what `torch.save` wrote, if it is tensors and plain values.
+
+    A checkpoint from elsewhere cannot run code (needs torch >= 2.10, CVE-2026-24747). mmap: the
+    tensors are in the file until they are used.
+    """
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+    except OSError:
+        raise
+    except Exception as error:  # a damaged file may raise any error
+        what = "the file is not only tensors and plain values"
+        remedy = (
+            "it may run code, or is damaged: use another checkpoint, or the file of a state_dict()"
+        )
+        raise UserError(what, str(path), remedy) from error

@@ -1,0 +1,189 @@
+"""Checkpoints of several ranks, which may hold a model that fits none of them.
+
+Such a checkpoint is a folder `step-<number>[-best]-<hash>`. Each rank writes its rows of weights
+and optimizer state into files of its own, `state.pt` has all else, and the hash is that of all
+files. Any number of ranks can read it. One process saves one file, as in `whole_checkpoint.py`,
+which several can read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor, empty
+
+from .files import sync
+from .whole_checkpoint import Checkpoint as WholeCheckpoint
+from .whole_checkpoint import NotWritten, State, read_plain, short_hash, step_name, write_state
+
+__all__ = ["Checkpoint", "NotWritten", "State", "read_plain", "step_name"]
+
+STATE = "state.pt"
+SHARDED = "sharded tensor"  # {SHARDED: key} is in the place of a tensor whose rows are elsewhere
+FILE_BYTES = 128 << 20  # a file is put together in memory before it is written
+
+
+class Checkpoint(WholeCheckpoint):
+    """Saves and restores the parts of a run, each rank its own rows of them."""
+
+    NAME = re.compile(r"step-\d{8}(-best)?-[0-9a-f]{16}(\.pt)?")
+
+    def write(self, state: State) -> str:
+        """Write this rank's rows, and on rank 0 all else. All ranks raise an error of one."""
+        tensors: dict[str, DTensor] = {}
+        whole = take_out(state, tensors, {})
+        if not tensors:
+            return super().write(state)
+        self.distributed.on_all_ranks(self._clear)
+        writer = dcp.HuggingFaceStorageWriter(
+            str(self.partial), files_of(tensors), save_distributed=True
+        )
+        try:
+            dcp.save(tensors, storage_writer=writer)
+        except CheckpointException as error:
+            raise next(iter(error.failures.values()))[0] from error
+        # The library counts ranks from 1.
+        mine = self.partial.glob(f"shard-{self.distributed.rank + 1:05}-*")
+        hashes: dict[str, str] = {}
+        hashes_of_rank = {path.name: short_hash(path) for path in mine}
+        for part in self.distributed.gather_objects(hashes_of_rank):
+            hashes |= part
+        if self.distributed.is_main:
+            hashes[STATE] = write_state(whole, self.partial / STATE)
+            sync(self.partial)
+        return hash_of_files(hashes)
+
+    def _clear(self) -> None:
+        """Remove what a run left that was killed while it saved or removed a checkpoint."""
+        if self.distributed.is_main:
+            for folder in (self.partial, *self.folder.glob(".trash-*")):
+                self.remove(folder)
+
+    def commit(self, name: str) -> None:
+        # A folder cannot replace another one. If the names are equal, so is the content.
+        if self.distributed.is_main:
+            self.remove(self.folder / name)
+        super().commit(name)
+
+    def is_intact(self, path: Path) -> bool:
+        if not path.is_dir():
+            return super().is_intact(path)
+        hashes = {file.name: short_hash(file) for file in path.iterdir()}
+        return path.name.endswith(f"-{hash_of_files(hashes)}")
+
+    def read(self, path: Path) -> State:
+        return super().read(path / STATE if path.is_dir() else path)
+
+    def remove(self, path: Path) -> None:
+        """Remove a file or folder. A folder is renamed first: a half of it is no checkpoint."""
+        if not path.is_dir():
+            super().remove(path)
+            return
+        trash = path.with_name(f".trash-{path.name}")
+        if not path.name.startswith("."):
+            path = path.rename(trash)
+        shutil.rmtree(path, ignore_errors=True)
+
+    def complete(self, state: State, path: Path) -> State:
+        """Return a state with this rank's rows of each sharded tensor.
+
+        A checkpoint of one process has no shards; its tensors are sharded here.
+        """
+        if path.is_dir():
+            return self._read_shards(state, path)
+        if self.distributed.world > 1 and "model" in self.parts:
+            self._shard(state)
+        return state
+
+    def _read_shards(self, state: State, folder: Path) -> State:
+        reader = dcp.HuggingFaceStorageReader(str(folder))
+        stored = reader.read_metadata().state_dict_metadata
+        tensors: dict[str, Any] = {}
+
+        def prepare(key: str) -> None:
+            entry: Any = stored[key]
+            tensors[key] = self._empty(entry.size, entry.properties.dtype)
+
+        put_back(state, prepare)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")
+            dcp.load(tensors, storage_reader=reader)
+        completed: State = put_back(state, tensors.__getitem__)
+        return completed
+
+    def _empty(self, size: torch.Size, dtype: torch.dtype) -> Tensor:
+        if self.distributed.world == 1:
+            return torch.empty(size, dtype=dtype)
+        return empty(size, dtype=dtype, device_mesh=self.distributed.mesh, placements=[Shard(0)])
+
+    def _shard(self, state: State) -> None:
+        """Shard the weights and the optimizer's averages in the state of one process."""
+
+        def rows(whole: Tensor) -> Tensor:
+            # Each rank has read the whole tensor.
+            whole = whole.to(self.distributed.device)
+            mesh = self.distributed.mesh
+            return distribute_tensor(whole, mesh, [Shard(0)], src_data_rank=None)
+
+        weights = state["model"]
+        for name, target in self.parts["model"].state_dict().items():
+            if isinstance(target, DTensor) and name in weights:
+                weights[name] = rows(weights[name])
+        for values in state.get("optimizer", {"state": {}})["state"].values():
+            for name, value in values.items():
+                if isinstance(value, Tensor) and value.dim() > 0:  # not the step count
+                    values[name] = rows(value)
+
+
+def take_out(state: Any, tensors: dict[str, DTensor], keys: dict[Any, str], key: str = "") -> Any:
+    """Return a state without its sharded tensors, and put them into `tensors` by key.
+
+    A key is a path: {"optimizer/state/0/exp_avg": DTensor}. keys: the key of each tensor by its
+    place in memory, since a tied weight has two names. All ranks must find the same keys.
+    """
+    if isinstance(state, dict):
+        items = state.items()
+        return {name: take_out(value, tensors, keys, f"{key}/{name}") for name, value in items}
+    if not isinstance(state, DTensor):
+        return state
+    local = state.to_local()
+    # A rank without rows has no address of data.
+    place = (local.untyped_storage()._cdata, local.storage_offset())
+    key = keys.setdefault(place, key.removeprefix("/"))
+    tensors[key] = state
+    return {SHARDED: key}
+
+
+def put_back(state: Any, tensor_of: Callable[[str], Any]) -> Any:
+    """Return a state with `tensor_of(key)` in the places of sharded tensors."""
+    if not isinstance(state, dict):
+        return state
+    if SHARDED in state:
+        return tensor_of(state[SHARDED])
+    return {name: put_back(value, tensor_of) for name, value in state.items()}
+
+
+def files_of(tensors: dict[str, DTensor]) -> dict[str, int]:
+    """Divide tensors among files, whose numbers are from 1."""
+    files = {}
+    size = 0
+    for key, tensor in tensors.items():
+        files[key] = 1 + size // FILE_BYTES
+        size += tensor.to_local().nbytes
+    return files
+
+
+def hash_of_files(hashes: dict[str, str]) -> str:
+    """Return one hash for files, from the hash of each."""
+    return hashlib.sha256(json.dumps(hashes, sort_keys=True).encode()).hexdigest()[:16]
