@@ -515,13 +515,13 @@ class Hook:
         import torch
 
 
-def report(folder: "Path"):
+def report_lines(folder: "Path"):
     return ["seen"]
 '''
 # (file, content): that no schema, help or page of a run imports or takes for something else
 OTHERS = {
     "heavy": "import torch\n\n\nclass Hook:\n    pass\n",
-    "text": '"""class Hook\nclass Sections:\ndef report(run)\n"""\nimport no_such_module\n',
+    "text": '"""class Hook\nclass Sections:\ndef report_lines(run)\n"""\nimport no_such_module\n',
 }
 
 
@@ -554,7 +554,7 @@ def test_what_a_file_defines_is_discovered(hooked):
     plugins = imported(hooked, "engine.plugins")
     names = [module.__name__.rpartition(".")[2] for module in plugins.discover("hooks", "Hook")]
     assert names == ["alerts", "examples", "heavy", "look"]
-    pages = imported(hooked, "engine.report").parts_of_extras(Path("run"))
+    pages = [page.report_lines(Path("run")) for page in plugins.discover("hooks", "report_lines")]
     assert ["seen"] in pages
     source = '"""class Text"""\nclass A: ...\nB: str = "b"\nC = D = 1\nimport E\nF.g = 1\n'
     assert plugins.definitions(source) == {"A", "B", "C", "D"}

@@ -15,8 +15,17 @@ from variants import Answers, choices, name, pairwise
 EXTRAS = list(choices("extras"))
 # Modules of the core's own folders that only an extra brings.
 OF_EXTRAS = {
-    "commands": ("benchmark", "check", "compare", "estimate", "export", "profile", "tune"),
-    "hooks": ("ema", "watch", "guard"),
+    "commands": (
+        "benchmark",
+        "check",
+        "compare",
+        "estimate",
+        "export",
+        "machine",
+        "profile",
+        "tune",
+    ),
+    "hooks": ("details", "ema", "watch", "guard"),
 }
 SLOW = {"pyarrow", "matplotlib", "pandas", "h5py"}
 """What reads tables, draws or reads HDF5 is loaded where that is done."""

@@ -268,7 +268,7 @@ def test_how_the_machine_was_used(tmp_path):
     lines = ["time,gpu_percent,roof_percent,power_w,host_mb", "1,80,51,,100", "2,90,51,,300"]
     lines += ["3,10,51,,200", "4,cut"]
     (tmp_path / "system.csv").write_text("\n".join(lines))
-    page = "\n".join(watch.report(tmp_path))
+    page = "\n".join(watch.report_lines(tmp_path))
     for expected in (
         "## Use of the machine\n\n|  | median | lowest | highest |",
         "| GPU busy, % | 80 | 10 | 90 |",
@@ -277,7 +277,7 @@ def test_how_the_machine_was_used(tmp_path):
     ):
         assert expected in page
     assert "power, W" not in page
-    assert watch.report(tmp_path / "nowhere") == []
+    assert watch.report_lines(tmp_path / "nowhere") == []
 
 
 def full(command: str, error: Exception) -> Callable[[], None]:

@@ -405,7 +405,7 @@ def judge(waits: float, roof: float, means: Sample, settings: Any) -> tuple[str,
     return kind, f"{kind}: {what}: {why}: {remedy}"
 
 
-def report(run: Path) -> list[str]:
+def report_lines(run: Path) -> list[str]:
     """Return a table for report.md with median, minimum and maximum of each column."""
     columns: dict[str, list[float]] = defaultdict(list)
     try:

@@ -104,7 +104,7 @@ def predict_samples(project: Project, loader: Any, examples: Any) -> list[Batch]
     return [joined(batches), joined(answers)]
 
 
-def report(run: Path) -> list[str]:
+def report_lines(run: Path) -> list[str]:
     """Return lines for report.md that show the newest examples."""
     drawn = [row for row in read_rows(run / "events.jsonl") if row.get("event") == FOLDER]
     if not drawn:
