@@ -271,7 +271,7 @@ def test_a_disk_full_for_one_shard_costs_that_checkpoint_only(place):
 def test_another_number_of_processes_continues_with_the_same_samples(order, place):
     """From the middle of an epoch, to one rank and back; in lanes with the carried state."""
     given = ("--data.order", order)
-    project = render(workload="timeseries", distributed="ddp")
+    project = render(workload="timeseries", distributed="ddp", extras=["lanes"])
     folder = place("timeseries")
     train_ranks(project, *flags("timeseries", 2, *given), "--max-steps", "7", cwd=folder)
     for rank in last_state(folder)["ranks"]["ranks"]:
