@@ -60,7 +60,8 @@ def alone(workload: str, place: Any, *more: str) -> Path:
     """The folder of one process with the same samples in a step."""
     folder: Path = place(workload)
     words = flags(workload, 1, *more)
-    assert_good([run(render(workload=workload), "train", *words, cwd=folder)])
+    project = render(workload=workload, extras=["lanes"] if "lanes" in more else [])
+    assert_good([run(project, "train", *words, cwd=folder)])
     return folder
 
 

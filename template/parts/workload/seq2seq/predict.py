@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import tempfile
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import UserError
 from ..engine.runs import find_run, typed_path
 from ..texts import check_text, has_rows, lines, rows
-from .evaluate import add_flags, new_loader, open_run, output_path, write_output
+from ..trained import add_predict_flags, open_loader, open_run, output_path, write_output
 
 if TYPE_CHECKING:
     from ..engine.interfaces import Batch
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `predict`."""
-    add_flags(parser, ".tsv or .jsonl", "predictions.tsv")
+    add_predict_flags(parser, ".tsv or .jsonl", "predictions.tsv")
     add = parser.add_argument
     add(
         "--input",
@@ -68,13 +68,9 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
 
     sources = read_sources(arguments)
     settings = load(folder / "config.resolved.yaml")
-    project, step = open_run(folder, settings, arguments, needs_data=not sources)
-    with tempfile.TemporaryDirectory() as temporary:
-        if sources:
-            new_sources(sources, project.store, Path(temporary))
-            loader = new_loader(project, Path(temporary))
-        else:
-            loader = project.loader(arguments.split)
+    write = partial(new_sources, sources) if sources else None
+    project, step = open_run(folder, settings, arguments, needs_data=write is None)
+    with open_loader(project, arguments.split, write) as loader:
         rows = predict(project, loader, arguments)
     for row, text in zip(rows, sources, strict=False):
         del row["target"]

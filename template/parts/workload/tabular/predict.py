@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..engine.runs import find_run
 from ..prepare.splits import add_input
-from .evaluate import (
-    add_flags,
+from ..trained import (
+    add_predict_flags,
     collected,
-    new_loader,
+    open_loader,
     open_run,
     output_path,
     write_output,
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `predict`."""
-    add_flags(parser, ".npz or .csv", "predictions.npz")
+    add_predict_flags(parser, ".npz or .csv", "predictions.npz")
     add_input(parser, "new rows, with or without the target", required=False)
 
 
@@ -39,14 +39,12 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     """
     folder = find_run(arguments.run)
     output = output_path(arguments.output, folder / "predictions.npz", ".npz", ".csv")
+    write = None
+    if arguments.input:
+        write = partial(new_rows, Path(arguments.input), vars(arguments))
     settings = load(folder / "config.resolved.yaml")
-    project, step = open_run(folder, settings, arguments, needs_data=not arguments.input)
-    with tempfile.TemporaryDirectory() as temporary:
-        if arguments.input:
-            new_rows(Path(arguments.input), vars(arguments), project.store, Path(temporary))
-            loader = new_loader(project, Path(temporary))
-        else:
-            loader = project.loader(arguments.split)
+    project, step = open_run(folder, settings, arguments, needs_data=write is None)
+    with open_loader(project, arguments.split, write) as loader:
         rows = collected(project, loader, "target")
     del rows["index"]
     classes = project.store.facts["target"].get("classes", [])

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ..engine.runs import find_run
-from .evaluate import (
-    add_flags,
+from ..trained import (
+    add_predict_flags,
     collected,
-    new_loader,
+    open_loader,
     open_run,
     output_path,
     write_output,
@@ -23,12 +23,12 @@ from .prepare import add_new, new_store
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `predict`."""
     endings = ".npz; `time` in it, if any, is in seconds since 1970, or a row number"
-    add_flags(parser, endings, "predictions.npz")
+    add_predict_flags(parser, endings, "predictions.npz")
     add_new(parser)
 
 
 def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
-    """Write `prediction` for each window, and `target` if known.
+    """Write `prediction` for each window.
 
     For a series also `columns`, the names of the targets, and `time`, the last known row.
     """
@@ -36,16 +36,14 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
 
     folder = find_run(arguments.run)
     output = output_path(arguments.output, folder / "predictions.npz", ".npz")
+    write = None
+    if arguments.input:
+        write = partial(new_store, Path(arguments.input), vars(arguments))
     settings = load(folder / "config.resolved.yaml")
-    project, step = open_run(folder, settings, arguments, needs_data=not arguments.input)
-    with tempfile.TemporaryDirectory() as temporary:
-        if arguments.input:
-            new_store(Path(arguments.input), vars(arguments), project.store, Path(temporary))
-            loader = new_loader(project, Path(temporary))
-        else:
-            loader = project.loader(arguments.split)
+    project, step = open_run(folder, settings, arguments, needs_data=write is None)
+    with open_loader(project, arguments.split, write) as loader:
         samples: Any = loader.samples
-        windows = collected(project, loader, "target")
+        windows = collected(project, loader)
         index = windows.pop("index")
         if "time" in samples.store.arrays:
             times = samples.store.arrays["time"].rows()
