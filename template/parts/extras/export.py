@@ -19,7 +19,7 @@ from ..engine.errors import UserError
 from ..engine.files import replacing, write_json, write_text
 from ..engine.runs import find_run, typed_path
 from ..model import build_model
-from ..trained import add_run_flags, open_run
+from ..trained import add_flags, open_run
 
 EXAMPLE = '''"""Predict with an exported model: python load.py (written by `export` of $package)."""
 
@@ -86,7 +86,7 @@ class Predictor(nn.Module):
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `export`."""
     add = parser.add_argument
-    add_run_flags(parser)
+    add_flags(parser, split=False)
     add("--output", type=typed_path, metavar="FOLDER", help="folder to write (default: RUN/export)")
     int8 = "also write int8 weights, and measure them on a held-out split"
     add("--int8", action="store_true", help=int8)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
 class Data(workload.Data):
     """Where the dataset is, the order of its windows, and how they reach the device."""
 
-    order: Literal["auto", "full", "block", "time", "lanes"] = "auto"
+    # mypy does not want a wider type in a subclass.
+    order: Literal["auto", "full", "block", "time", "lanes"] = "auto"  # type: ignore[assignment]
     stride: Natural = 0
 
 
@@ -30,7 +32,7 @@ class Sections(Section):
     data: Data = defaults(Data)
 
 
-def orders(settings: Sections | None, history: int) -> dict[str, partial[Order]]:
+def orders(settings: Sections | None, history: int) -> dict[str, Callable[..., Order]]:
     """Return the order by its name in `data.order`. history: rows, the default of the stride."""
     from ..engine.lanes import Lanes
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 import argparse
 import csv
 import io
+import tempfile
 from collections.abc import Callable
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..engine.runs import find_run
 from ..prepare.splits import add_input
 from ..trained import (
-    add_predict_flags,
+    add_flags,
     collected,
-    open_loader,
     open_run,
     output_path,
     write_output,
@@ -30,21 +30,27 @@ if TYPE_CHECKING:
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `predict`."""
-    add_predict_flags(parser, ".npz or .csv", "predictions.npz")
+    output = ".npz or .csv (default: predictions.npz in the run's folder)"
+    add_flags(parser, output=output)
     title = "new prices, after 150 earlier days (`--correlation-days` plus `--refresh`)"
     add_input(parser, title, required=False)
 
 
 def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     """Write `prediction` (n, P), `date` and `ticker` (n,), and `horizons` (P,)."""
+    from ..engine.store import Store
+
     folder = find_run(arguments.run)
     output = output_path(arguments.output, folder / "predictions.npz", ".npz", ".csv")
-    write = None
-    if arguments.input:
-        write = partial(new_days, Path(arguments.input), vars(arguments))
     settings = load(folder / "config.resolved.yaml")
-    project, step = open_run(folder, settings, arguments, needs_data=write is None)
-    with open_loader(project, arguments.split, write) as loader:
+    project, step = open_run(folder, settings, arguments, needs_data=not arguments.input)
+    split = arguments.split
+    with tempfile.TemporaryDirectory() as temporary:
+        if arguments.input:
+            new_days(Path(arguments.input), vars(arguments), project.store, Path(temporary))
+            project = replace(project, store=Store.open(Path(temporary)))
+            split = "input"
+        loader = project.loader(split)
         predicted = predict(project, loader)
 
     horizons = project.store.facts["target"]["horizons"]

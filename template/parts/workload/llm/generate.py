@@ -10,7 +10,7 @@ from typing import Any
 
 from ..engine.errors import UserError
 from ..engine.runs import find_run, typed_path
-from ..trained import add_run_flags, open_run, write_output
+from ..trained import add_flags, open_run, write_output
 
 COLDEST = 1e-3  # logits divided by less overflow fp32, and the result would be that of 0
 
@@ -25,7 +25,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     likeliest = "sample only from the N most likely tokens (default: all)"
     add("--top-k", type=int, default=0, metavar="N", help=likeliest)
     add("--seed", type=int, default=0, metavar="N", help="seed of the sampling (default: 0)")
-    add_run_flags(parser)
+    add_flags(parser, split=False)
     add("--output", type=typed_path, metavar="FILE", help="also write the text to this file")
 
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
+import tempfile
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import UserError
 from ..engine.runs import find_run, typed_path
 from ..texts import check_text, has_rows, lines, rows
-from ..trained import add_predict_flags, open_loader, open_run, output_path, write_output
+from ..trained import add_flags, open_run, output_path, write_output
 
 if TYPE_CHECKING:
     from ..engine.interfaces import Batch
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `predict`."""
-    add_predict_flags(parser, ".tsv or .jsonl", "predictions.tsv")
+    output = ".tsv or .jsonl (default: predictions.tsv in the run's folder)"
+    add_flags(parser, output=output)
     add = parser.add_argument
     add(
         "--input",
@@ -60,6 +62,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     """Write a line with source and prediction for each pair, and with target for a split."""
+    from ..engine.store import Store
+
     folder = find_run(arguments.run)
     output = output_path(arguments.output, folder / "predictions.tsv", ".tsv", ".jsonl")
     if arguments.beams < 1 or arguments.max_tokens < 0:
@@ -68,9 +72,14 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
 
     sources = read_sources(arguments)
     settings = load(folder / "config.resolved.yaml")
-    write = partial(new_sources, sources) if sources else None
-    project, step = open_run(folder, settings, arguments, needs_data=write is None)
-    with open_loader(project, arguments.split, write) as loader:
+    project, step = open_run(folder, settings, arguments, needs_data=not sources)
+    split = arguments.split
+    with tempfile.TemporaryDirectory() as temporary:
+        if sources:
+            new_sources(sources, project.store, Path(temporary))
+            project = replace(project, store=Store.open(Path(temporary)))
+            split = "input"
+        loader = project.loader(split)
         rows = predict(project, loader, arguments)
     for row, text in zip(rows, sources, strict=False):
         del row["target"]

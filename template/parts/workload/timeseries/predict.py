@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import tempfile
 from collections.abc import Callable
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ..engine.runs import find_run
 from ..trained import (
-    add_predict_flags,
+    add_flags,
     collected,
-    open_loader,
     open_run,
     output_path,
     write_output,
@@ -22,8 +22,8 @@ from .prepare import add_new, new_store
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `predict`."""
-    endings = ".npz; `time` in it, if any, is in seconds since 1970, or a row number"
-    add_predict_flags(parser, endings, "predictions.npz")
+    time = "`time` in it, if any, is in seconds since 1970, or a row number"
+    add_flags(parser, output=f".npz; {time} (default: predictions.npz in the run's folder)")
     add_new(parser)
 
 
@@ -34,14 +34,19 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     """
     import numpy as np
 
+    from ..engine.store import Store
+
     folder = find_run(arguments.run)
     output = output_path(arguments.output, folder / "predictions.npz", ".npz")
-    write = None
-    if arguments.input:
-        write = partial(new_store, Path(arguments.input), vars(arguments))
     settings = load(folder / "config.resolved.yaml")
-    project, step = open_run(folder, settings, arguments, needs_data=write is None)
-    with open_loader(project, arguments.split, write) as loader:
+    project, step = open_run(folder, settings, arguments, needs_data=not arguments.input)
+    split = arguments.split
+    with tempfile.TemporaryDirectory() as temporary:
+        if arguments.input:
+            new_store(Path(arguments.input), vars(arguments), project.store, Path(temporary))
+            project = replace(project, store=Store.open(Path(temporary)))
+            split = "input"
+        loader = project.loader(split)
         samples: Any = loader.samples
         windows = collected(project, loader)
         index = windows.pop("index")

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -21,38 +17,30 @@ if TYPE_CHECKING:
 
     from .engine.loader import Loader
     from .engine.project import Project
-    from .engine.store import Store
 
 
 # --- flags
 
 
-def add_run_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that choose a run and its weights. `--weights` needs a hook that has some."""
+def add_flags(parser: argparse.ArgumentParser, split: bool = True, output: str = "") -> None:
+    """Add the flags that choose a run and its weights, and a split.
+
+    output: what `--output` is, for a command that writes predictions.
+    """
     add = parser.add_argument
     run_help = "name or path of the run (default: the newest)"
     add("--run", type=typed_run, metavar="RUN", help=run_help)
     which = "which checkpoint to load (default: best)"
     add("--checkpoint", choices=["best", "last"], default="best", help=which)
-    choices = ["trained", *averages()]
-    if len(choices) > 1:
-        meaning = "which weights to load (default: trained)"
-        add("--weights", choices=choices, default="trained", help=meaning)
-
-
-def add_split_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of a command that works on a split of the prepared dataset."""
-    add_run_flags(parser)
-    splits = ["train", "validation", "test"]
-    which = "which split to use (default: test)"
-    parser.add_argument("--split", choices=splits, default="test", help=which)
-
-
-def add_predict_flags(parser: argparse.ArgumentParser, endings: str, default: str) -> None:
-    """Add the flags of a command that writes predictions."""
-    add_split_flags(parser)
-    meaning = f"file to write, {endings} (default: {default} in the run's folder)"
-    parser.add_argument("--output", type=typed_path, metavar="FILE", help=meaning)
+    weights = ["trained", *averages()]
+    if len(weights) > 1:
+        which = "which weights to load (default: trained)"
+        add("--weights", choices=weights, default="trained", help=which)
+    if split:
+        splits = ["train", "validation", "test"]
+        add("--split", choices=splits, default="test", help="which split to use (default: test)")
+    if output:
+        add("--output", type=typed_path, metavar="FILE", help=f"file to write, {output}")
 
 
 def averages() -> dict[str, Any]:
@@ -124,25 +112,6 @@ def load_weights(folder: Path, project: Project, which: str, weights: str) -> in
 # --- predictions
 
 
-@contextmanager
-def open_loader(
-    project: Project, split: str, write: Callable[[Store, Path], object] | None
-) -> Iterator[Loader]:
-    """Yield the loader of a split, or of new data.
-
-    write: gets the store of the training data and a folder, and writes new data into it, as a
-    dataset with the split `input`.
-    """
-    from .engine.store import Store
-
-    if write is None:
-        yield project.loader(split)
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        write(project.store, Path(folder))
-        yield replace(project, store=Store.open(Path(folder))).loader("input")
-
-
 def collected(project: Any, loader: Loader, *names: str) -> dict[str, np.ndarray]:
     """Return the predictions for all samples, and the arrays `names` of their batches.
 
@@ -166,11 +135,9 @@ def collected(project: Any, loader: Loader, *names: str) -> dict[str, np.ndarray
 def output_path(output: str | None, default: Path, *endings: str) -> Path:
     """Return the path for predictions. A wrong path raises `UserError` before they are computed."""
     path = Path(output or default)
-    if path.suffix not in endings:
-        what = f"cannot write a '{path.suffix}' file"
-        raise UserError(what, f"--output {path}", f"use {' or '.join(endings)}")
-    if not path.parent.is_dir():
-        raise UserError("the folder does not exist", f"--output {path}", "create it first")
+    if path.suffix not in endings or not path.parent.is_dir():
+        what = f"predictions need a {' or '.join(endings)} file in a folder that exists"
+        raise UserError(what, f"--output {path}", "name another file")
     return path
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..engine.files import write_json
 from ..engine.runs import device_line, find_run
-from ..trained import add_split_flags, open_run
+from ..trained import add_flags, open_run
 
 if TYPE_CHECKING:
     from ..engine.project import Project
@@ -19,7 +19,7 @@ CONDITIONS = ("precision", "TF32 in matmuls", "TF32 in cuDNN", "cuDNN benchmark"
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this command."""
-    add_split_flags(parser)
+    add_flags(parser)
 
 
 def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
