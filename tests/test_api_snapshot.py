@@ -15,7 +15,7 @@ from typing import Any
 import jinja2
 from importing import imported
 from rendering import REPOSITORY, questions, render
-from variants import PAIRWISE, SCRIPTS, choices, pairwise, structural
+from variants import PAIRWISE, SCRIPTS, choices, extras, pairwise, structural
 
 KINDS = "paths", "config", "environment", "aliases", "profiles", "targets", "commands", "script"
 DEFAULTS = {name: question.get("default") for name, question in questions().items()}
@@ -51,7 +51,7 @@ def current() -> dict[str, Any]:
     trackers = itertools.cycle(choices("tracker"))
     for workload, tracker in zip(choices("workload"), trackers, strict=False):
         answers = {"workload": workload, "tracker": tracker, "distributed": "ddp"}
-        project = render(**answers, extras=list(choices("extras")))
+        project = render(**answers, extras=extras(workload))
         config = imported(project, "config")
         names["config"] |= config.SETTINGS.keys()
         names["environment"] |= {*config.ENVIRONMENT, imported(project, "engine.runs").ROOT}

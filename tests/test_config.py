@@ -554,7 +554,7 @@ def test_what_a_file_defines_is_discovered(hooked):
     plugins = imported(hooked, "engine.plugins")
     names = [module.__name__.rpartition(".")[2] for module in plugins.discover("hooks", "Hook")]
     assert names == ["alerts", "examples", "heavy", "look"]
-    pages = imported(hooked, "engine.report").parts_of_extras(Path("run"))
+    pages = [page.report_lines(Path("run")) for page in plugins.discover("hooks", "report_lines")]
     assert ["seen"] in pages
     source = '"""class Text"""\nclass A: ...\nB: str = "b"\nC = D = 1\nimport E\nF.g = 1\n'
     assert plugins.definitions(source) == {"A", "B", "C", "D"}

@@ -63,7 +63,8 @@ def alone(workload: str, place: Any, *more: str) -> Path:
     """The folder of one process with the same samples in a step."""
     folder: Path = place(workload)
     words = flags(workload, 1, *more)
-    assert_good([run(render(workload=workload), "train", *words, cwd=folder)])
+    project = render(workload=workload, extras=["lanes"] if "lanes" in more else [])
+    assert_good([run(project, "train", *words, cwd=folder)])
     return folder
 
 
@@ -310,7 +311,7 @@ def test_a_kill_while_shards_are_saved_leaves_whole_checkpoints(is_named, place)
 def test_another_number_of_processes_continues_with_the_same_samples(order, place):
     """From the middle of an epoch, to one rank and back; in lanes with the carried state."""
     given = ("--data.order", order)
-    project = render(workload="timeseries", distributed="ddp")
+    project = render(workload="timeseries", distributed="ddp", extras=["lanes"])
     folder = place("timeseries")
     train_ranks(project, *flags("timeseries", 2, *given), "--max-steps", "7", cwd=folder)
     for rank in last_state(folder)["ranks"]["ranks"]:

@@ -20,7 +20,7 @@ from links import (
 )
 from links import main as check_other_sites
 from rendering import render
-from variants import choices, scripts
+from variants import choices, extras, scripts
 
 
 def written(folder: Path, text: str) -> Path:
@@ -36,7 +36,7 @@ def test_links_lead_to_a_file_and_to_a_heading_of_it(path):
 
 @pytest.mark.parametrize("workload", choices("workload"))
 def test_links_of_a_rendered_readme_lead_somewhere(workload):
-    everything = {"extras": list(choices("extras")), "tracker": "wandb"}
+    everything = {"extras": extras(workload), "tracker": "wandb"}
     for answers in ({}, everything):
         assert problems(render(workload=workload, **answers) / "README.md") == []
 

@@ -112,7 +112,7 @@ def started(project: Path, folder: Path, weights: str, *words: str) -> tuple[Any
         load = imported(project, "config").load
         settings = load(newest / "config.resolved.yaml", resolved=True)
         arguments = argparse.Namespace(checkpoint="last")
-        opened, _ = imported(project, "commands.evaluate").open_run(newest, settings, arguments)
+        opened, _ = imported(project, "trained").open_run(newest, settings, arguments)
         opened.model.requires_grad_(False)
         batches = []
         for batch in opened.loader("validation").epoch(0):

@@ -13,7 +13,7 @@ from importing import imported
 from ranks import run_ranks
 from rendering import render
 from running import check_run, evaluations, losses, newest_run, one_error, rows, run, weights
-from variants import choices
+from variants import choices, extras
 
 WORDS = (
     *("--data.batch_size", "128", "--model.width", "16", "--schedule.warmup_steps", "2"),
@@ -222,7 +222,7 @@ def test_hooks_on_two_ranks(framework, hooked, place):
 
 
 def test_each_hook_fits_the_protocol():
-    project = render(workload="llm", extras=choices("extras"))
+    project = render(workload="llm", extras=extras("llm"))
     protocol = imported(project, "engine.interfaces").Hook
     modules = imported(project, "engine.plugins").discover("hooks", "Hook")
     assert len(modules) > 5

@@ -10,14 +10,23 @@ from pathlib import Path
 
 import pytest
 from rendering import render
-from variants import Answers, choices, name, pairwise
+from variants import Answers, choices, extras, name, pairwise
 
-EXTRAS = list(choices("extras"))
 # Modules of the core's own folders that only an extra brings.
 OF_EXTRAS = {
-    "commands": ("benchmark", "check", "compare", "estimate", "export", "profile", "tune"),
-    "hooks": ("ema", "watch", "guard", "diagnose"),
+    "commands": (
+        "benchmark",
+        "check",
+        "compare",
+        "estimate",
+        "export",
+        "machine",
+        "profile",
+        "tune",
+    ),
+    "hooks": ("details", "diagnose", "ema", "watch", "guard"),
 }
+OF_LANES = ("lanes", "engine.lanes", "engine.recurrent", "hooks.lanes")
 SLOW = {"pyarrow", "matplotlib", "pandas", "h5py"}
 """What reads tables, draws or reads HDF5 is loaded where that is done."""
 
@@ -28,7 +37,7 @@ Edges = dict[str, set[str]]
 
 
 def package_of(answers: Answers) -> Path:
-    return render(**answers, extras=EXTRAS) / "src/my_training"
+    return render(**answers, extras=extras(answers["workload"])) / "src/my_training"
 
 
 def modules(package: Path) -> dict[str, Path]:
@@ -77,7 +86,7 @@ def graph(package: Path, starting: bool = False) -> Edges:
 
 def of_an_extra(module: str) -> bool:
     folder, _, inside = module.partition(".")
-    return folder == "measure" or inside in OF_EXTRAS.get(folder, ())
+    return folder == "measure" or module in OF_LANES or inside in OF_EXTRAS.get(folder, ())
 
 
 @every_project
@@ -85,8 +94,8 @@ def test_imports_lead_down_and_in_no_circle(answers):
     """The engine knows nothing above it, the core no extra; not even their types."""
     edges = graph(package_of(answers))
     graphlib.TopologicalSorter(edges).prepare()  # raises CycleError
-    extras = {f"{folder}.{inside}" for folder, names in OF_EXTRAS.items() for inside in names}
-    assert extras <= edges.keys()
+    for folder, names in OF_EXTRAS.items():
+        assert {f"{folder}.{inside}" for inside in names} <= edges.keys()
     for module, imports in edges.items():
         if module.startswith("engine."):
             assert [other for other in imports if not other.startswith("engine.")] == [], module

@@ -39,9 +39,10 @@ class Pages:
     @property
     def orders(self) -> dict[str, Any]:
         lengths = np.arange(self.count) % 30
+        lanes = imported(render(extras=["lanes"]), "engine.lanes").Lanes
         buckets = imported(render(workload="seq2seq"), "engine.buckets").Buckets
         return {
-            "lanes": partial(module("engine.lanes").Lanes, stride=3),
+            "lanes": partial(lanes, stride=3),
             "bucket": partial(buckets, lengths=lengths),
         }
 

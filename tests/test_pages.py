@@ -15,7 +15,7 @@ import pytest
 from forking import forked_trainings, forked_trials
 from rendering import REPOSITORY, render
 from running import PACKAGE, run
-from variants import choices
+from variants import choices, extras
 
 NEW = ("install", "troubleshooting", "glossary", "comparison", "optimizations", "extras")
 PAGES = ("start", "update", "another-gpu", "measure", "monitor", "several-gpus", *NEW)
@@ -78,8 +78,7 @@ def documented() -> list[str]:
 @pytest.fixture(scope="module")
 def project():
     """A project with every extra; Muon needs a model with blocks."""
-    extras = [*choices("extras")]
-    return render(workload="tabular", extras=extras, distributed="ddp")
+    return render(workload="tabular", extras=extras("tabular"), distributed="ddp")
 
 
 @pytest.fixture(scope="module")

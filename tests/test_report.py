@@ -16,12 +16,12 @@ from importing import imported
 from rendering import render
 from running import Result, check_run, one_error, run
 
-record = imported(render(), "engine.record")
 report = imported(render(), "engine.report")
 runs = imported(render(), "engine.runs")
 errors = imported(render(), "engine.errors")
 COMPARE = {"extras": ["compare"]}
 compare = imported(render(**COMPARE), "commands.compare")
+details = imported(render(**COMPARE), "engine.report")
 
 STARTED = 1_790_000_000.0
 ENVIRONMENT = {
@@ -100,13 +100,10 @@ def test_a_whole_run(whole):
     for expected in (
         "# Run my run",
         "- state: finished, at step 300",
-        "- best: validation loss 0.4 at step 200 (baseline 1.25), mae 0.2",
-        "- duration: 0:05:00 from ",
-        "- resumed: from step 120",
+        "- best: validation loss 0.4 at step 200 (baseline 1.25)\n",
         "- alert: step 120: input-bound: a | b",
         "- note: synthetic data",
         "(curves.png)",
-        "| training, first | 10 | 2.0344 |  |",
         "| training, last | 300 | 0.83576 |  |",
         "| validation, best | 200 | 0.4 | 0.2 |",
         "| validation, last | 300 | 0.5 | 0.25 |",
@@ -114,11 +111,7 @@ def test_a_whole_run(whole):
         "## Evaluation on test at step 200",
         "| model | 0.42 |",
         "| mean | 1.5 |",
-        "| samples/s, median | 5,000 |",  # the first one, with compilation in it, does not count
-        "| compile | off | a \\| b |",
         "| training.epochs | 3 | 10 | a flag |",
-        "| device | NVIDIA L4, sm 8.9, 22.0 GB |",
-        "| command | train --training.epochs 3 |",
     ):
         assert expected in page, expected
     from matplotlib.image import imread
@@ -139,7 +132,7 @@ def test_a_whole_run(whole):
 def test_how_it_ended(undrawn, tmp_path, state, reason, expected):
     """A killed run stands at its last logged step."""
     status = {"state": state, "reason": reason, "step": 40}
-    rows = steps(100) + evaluations(float("nan"))
+    rows = [*steps(100), {"step": 100, "split": "validation", "loss": None}]  # nan
     page = page_of(make_run(tmp_path / "run", rows, status=status))
     assert f"- state: {expected}\n" in page
     assert "- best: no evaluation with a finite loss yet" in page
@@ -152,7 +145,7 @@ def test_what_is_cut_or_damaged_is_left_out(undrawn, tmp_path, tail):
     empty = make_run(tmp_path / "empty", tail=tail)
     (empty / "env.json").write_text('{"state": "fin')
     (empty / "status.json").write_text('{"state": "fin')
-    assert "at step 0\n- best: none: no evaluation ran yet\n" in page_of(empty)
+    assert "at step 0\n- best: no evaluation with a finite loss yet\n" in page_of(empty)
     cut = make_run(tmp_path / "cut", steps(100), tail=tail)
     assert page_of(cut).replace("cut", "run") == page_of(make_run(tmp_path / "run", steps(100)))
 
@@ -161,10 +154,29 @@ def test_the_page_survives_a_plot_that_cannot_be_drawn(whole, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     page = page_of(whole)
     assert "curves.png was not drawn" in page
-    assert "| compile | off |" in page
+    assert "| training.epochs | 3 |" in page
     left = {path.name for path in whole.iterdir()}
     assert left >= {"report.md", "metrics.jsonl"}
     assert not {name for name in left if "partial" in name or "curves" in name}
+
+
+def test_the_extra_compare_adds_what_the_page_leaves_out(whole):
+    details.write_report(whole)
+    page = (whole / "report.md").read_text(encoding="utf-8")
+    for expected in (
+        "(details.png)",
+        "| samples/s, median | 5,000 |",  # the first one, with compilation in it, does not count
+        "| compile | off | a \\| b |",
+        "| device | NVIDIA L4, sm 8.9, 22.0 GB |",
+        "| command | train --training.epochs 3 |",
+        "| resumed from steps | 120 |",
+        "| duration | 0:05:00 ",
+    ):
+        assert expected in page, expected
+    assert (whole / "details.png").stat().st_size > 10_000, "something is drawn"
+    table = (whole / "metrics.csv").read_text().splitlines()
+    assert table[0].startswith("step,epoch,loss,")
+    assert len(table) == 1 + 30 + 3
 
 
 # ---- names of runs ----

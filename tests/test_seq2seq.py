@@ -661,7 +661,7 @@ def test_new_sources_are_predicted_as_those_of_a_split(trained):
     one_error(SEQ2SEQ.run("predict", cwd=place), "no prepared data")
     (place / "data").symlink_to(data)
     for flag, value, says in (
-        ("--output", "out.csv", "cannot write a '.csv'"),
+        ("--output", "out.csv", "need a .tsv or .jsonl file"),
         ("--beams", "0", "number of beams"),
         ("--text", "\udcff", "not UTF-8 .*--text"),
         ("--input", "none.tsv", "no such file"),

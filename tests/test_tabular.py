@@ -330,8 +330,8 @@ def test_bad_predictions_are_one_line(tmp_path):
         ("--input text.csv", "row 5, column 'age'"),
         ("--input less.csv", "no column 'age'"),
         ("--input absent.csv", "no such file"),
-        ("--output p.txt", "use .npz or .csv"),
-        ("--output absent/p.csv", "the folder does not exist"),
+        ("--output p.txt", "need a .npz or .csv file"),
+        ("--output absent/p.csv", "a folder that exists: .*name another file"),
         ("--split tests", "invalid choice: .tests"),
     ]
     for words, says in bad:

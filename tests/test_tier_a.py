@@ -27,6 +27,7 @@ from variants import (
     SCRIPTS,
     all_variants,
     choices,
+    extras,
     name,
     pairwise,
     scripts,
@@ -217,7 +218,7 @@ EVERYTHING = {
     "framework": "lightning",
     "distributed": "fsdp",
     "tracker": "wandb",
-    "extras": list(choices("extras")),
+    "extras": extras("llm"),
 }
 BUDGETS = {
     "default": ({}, DEFAULT),

@@ -19,8 +19,6 @@ SMALL = (
     *("--schedule.warmup_steps", "2", "--monitor.every_steps", "1"),
     *("--evaluation.every_steps", "20"),
 )
-LANES = ("--data.order", "lanes", "--data.batch_size", "4")
-
 
 SERIES = Workload("timeseries")
 module = SERIES.module
@@ -180,25 +178,6 @@ def test_a_level_added_to_the_series_is_added_to_the_forecast():
     torch.testing.assert_close(difference, torch.full_like(difference, 100), rtol=1e-4, atol=1e-3)
 
 
-def test_a_carried_state_is_that_of_one_long_window():
-    """Two windows, one behind the other in a lane, end in the state of a window of both."""
-    forecaster = model("lanes", subtract_last=False, linear_path=False).eval()
-    long = batch(length=48)
-    continued = {"starts_sequence": torch.zeros(4, dtype=torch.bool)}
-    forecaster(long | {"H1": long["H1"][:, :24]})
-    second = forecaster(long | {"H1": long["H1"][:, 24:]} | continued)
-    assert forecaster.recurrent.states[False]["H1"][0].shape == (4, 2, 8)  # lanes first
-    whole = forecaster(long)
-    torch.testing.assert_close(second.loss, whole.loss)
-
-
-def test_only_frames_that_a_lane_passes_once_are_carried():
-    forecaster = model("lanes", frames=2)
-    forecaster(batch())
-    assert forecaster.recurrent.states[True].keys() == {"H1"}
-    assert model("full", frames=2).recurrent is None
-
-
 def test_the_lstm_is_not_compiled(tmp_path):
     prepared(tmp_path, "timeseries", text(values()), FRAMES)
     words = ("--training.max_steps", "2", "--compile.enabled", "true")
@@ -226,7 +205,8 @@ def test_predicts_a_split_and_what_comes_after_new_data(tmp_path):
     prepared(tmp_path, "timeseries", text(values()), FRAMES)
     done(tmp_path, *SMALL)
     split = SERIES.predicted(tmp_path)
-    assert split["prediction"].shape == split["target"].shape == (145, 6, 3)
+    assert split.keys() == {"prediction", "time", "columns"}
+    assert split["prediction"].shape == (145, 6, 3)
     time_behind = re.sub("(.*?),(.*)", r"\2,\1", text(values()[:900]))
     written(tmp_path, time_behind, "new.csv")
     new = SERIES.predicted(tmp_path, "--input", "new.csv")
@@ -244,16 +224,6 @@ def test_predicts_a_split_and_what_comes_after_new_data(tmp_path):
     ):
         written(tmp_path, content, "new.csv")
         one_error(SERIES.run("predict", "--input", "new.csv", cwd=tmp_path), says)
-
-
-def test_forecasts_of_lanes_are_those_that_are_scored(tmp_path):
-    prepared(tmp_path, "timeseries", text(values()), "--history 3")
-    done(tmp_path, *SMALL, *LANES)
-    metrics = SERIES.evaluated(tmp_path)["metrics"]
-    assert set(metrics) == {"loss", "mse", "mae", "mse_original", "mae_original", "r2"}
-    forecast = SERIES.predicted(tmp_path)
-    error = np.square(forecast["prediction"].astype(np.float64) - forecast["target"]).mean()
-    assert error == pytest.approx(metrics["mse_original"], rel=1e-5)
 
 
 # ---- bad input -----------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from made_up import files_of, values
+from rendering import render
 from running import check_run, flip_bit, losses, one_error, run
 from variants import choices
 from workload import Batch, Workload
@@ -280,9 +281,10 @@ def test_a_flipped_bit_is_found_and_named(tmp_path):
     with pytest.raises(module("engine.errors").UserError, match=says):
         verify(opened)
     one_error(refused(tmp_path, *SMALL), says)
-    doctor = refused(tmp_path, "doctor", "--verify")
-    assert doctor.code == 1
-    assert "failed   data         the stored data are damaged" in doctor.out
+    project = render(workload="windows", extras=["check"])
+    machine = run(project, "machine", "--verify", cwd=tmp_path)
+    assert machine.code == 1
+    assert "failed   data         the stored data are damaged" in machine.out
 
 
 # ---- ChunkDataLoader -----------------------------------------------------------------------------

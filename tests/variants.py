@@ -60,6 +60,19 @@ def choices(question: str) -> tuple[Any, ...]:
     return tuple(value["value"] if isinstance(value, Mapping) else value for value in values)
 
 
+def extras(workload: str) -> list[str]:
+    """The extras that a workload may have."""
+    possible = []
+    for choice in offered("extras").values():
+        refusal = ""
+        if isinstance(choice, Mapping):
+            refusal = jinja2.Template(choice["validator"]).render(workload=workload)
+            choice = choice["value"]
+        if not refusal:
+            possible.append(choice)
+    return possible
+
+
 def structural() -> tuple[str, ...]:
     """Questions whose answers decide whole files, in asking order; those that are not saved decide
     none."""
@@ -74,7 +87,8 @@ def values(question: str) -> list[Any]:
         kinds = {str(kind(gpu)): gpu for gpu in reversed(choices("gpu"))}
         return list(reversed(kinds.values()))
     if question == "extras":
-        return [[], *([extra] for extra in choices("extras")), list(choices("extras"))]
+        together = [extras("timeseries"), extras("llm")]  # those of one workload, and the others
+        return [[], *([extra] for extra in choices("extras")), *together]
     return list(choices(question))
 
 
@@ -96,6 +110,8 @@ def impossible(answers: Mapping[str, Any]) -> bool:
     by it."""
     precision = answers.get("precision", "auto")
     gpu = answers.get("gpu", "auto")
+    if set(answers.get("extras", [])) - set(extras(answers.get("workload", "timeseries"))):
+        return True
     if answers.get(LAYOUT) == "script" and (
         precision == "fp8" or answers.get("workload") not in SCRIPTS
     ):

@@ -24,7 +24,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from importing import imported  # noqa: E402
 from rendering import questions, render  # noqa: E402
-from variants import SCRIPTS, choices, families, gpus, offered  # noqa: E402
+from variants import SCRIPTS, choices, extras, families, gpus, offered  # noqa: E402
 
 FOLDER = ROOT / "docs/reference"
 COMMAND = "make reference"
@@ -52,8 +52,7 @@ def texts() -> dict[str, Any]:
 @functools.cache
 def project(workload: str, tracker: str = "none") -> Path:
     """A project with every extra, for several processes."""
-    extras = list(choices("extras"))
-    return render(workload=workload, tracker=tracker, distributed="ddp", extras=extras)
+    return render(workload=workload, tracker=tracker, distributed="ddp", extras=extras(workload))
 
 
 def module(name: str, workload: str = ALL[0], tracker: str = "none") -> ModuleType:
@@ -166,14 +165,15 @@ def all_settings() -> dict[str, Variants]:
 
 @functools.cache
 def needs() -> dict[str, str]:
-    """By section of config.yaml: the extra, or the trackers, that a project has it from."""
-    sections = {"tracker": f"tracker {' or '.join(SERVERS)}"}
+    """By section of config.yaml, or setting: the extra, or the trackers, that a project has it from."""
+    sections = {"tracker": f"tracker {' or '.join(SERVERS)}", "data.stride": "extra `lanes`"}
     discover = module("engine.plugins").discover
     for plugin in [*discover("commands", "Sections"), *discover("hooks", "Sections")]:
         name = plugin.__name__.rpartition(".")[2]
         if name in choices("extras"):
             for section in plugin.Sections.model_fields:
-                sections[section] = f"extra `{name}`"
+                if section != "data":  # `lanes` adds to the workload's own section
+                    sections[section] = f"extra `{name}`"
     return sections
 
 
@@ -221,7 +221,8 @@ def setting_entry(key: str, variants: Variants) -> str:
     aliases = codes(other_names(key))
     lines.append(f"Environment: {names}" if names else "")
     lines.append(f"Other names: {aliases}" if aliases else "")
-    lines.append(f"Only with: {needs()[section]}" if section in needs() else "")
+    needed = needs().get(key) or needs().get(section)
+    lines.append(f"Only with: {needed}" if needed else "")
     if section != "tracker":
         lines.append(f"Workloads: {workloads(place.workload for place in places)}")
     return "\n\n".join([f"### `{key}`", *paragraphs, bullets(lines)])

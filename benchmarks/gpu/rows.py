@@ -151,8 +151,8 @@ def train(folder: Path, overrides: Row, loader: Any = None, around: Any = None) 
                 project("train").train(run)
             if session.exit_code:  # a signal: the row would be of fewer steps than the others
                 sys.exit(session.exit_code)
-    rows, evaluations = project("engine.record").read_metrics(place / "metrics.jsonl")
-    return Training(rows, evaluations, session.run, ready)
+    record = project("engine.record").Record(place)
+    return Training(record.training, record.evaluations, session.run, ready)
 
 
 @contextlib.contextmanager

@@ -32,7 +32,7 @@ WIDTH = 7  # most rows of a span
 ARRAYS = {"one": (), "wide": (3,), "square": (2, 2)}  # shapes of a row
 
 
-def engine(module: str, **answers: str) -> ModuleType:
+def engine(module: str, **answers: Any) -> ModuleType:
     """A module of a rendered project's engine: `engine("step").Step`."""
     return imported(render(**answers), f"engine.{module}")
 
@@ -42,7 +42,7 @@ ORDERS = ("auto", "time", "block", "full", "lanes", "bucket", "random_start")
 
 def kinds(stride: int, lengths: np.ndarray | None) -> dict[str, Any]:
     """`Samples.orders` of a workload that has both."""
-    lanes = engine("lanes").Lanes
+    lanes = engine("lanes", extras=["lanes"]).Lanes
     buckets = engine("buckets", workload="seq2seq").Buckets
     return {"lanes": partial(lanes, stride=stride), "bucket": partial(buckets, lengths=lengths)}
 
@@ -369,7 +369,7 @@ class Summing(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.tensor(1.0))
-        self.recurrent = engine("recurrent").RecurrentState()
+        self.recurrent = engine("recurrent", extras=["lanes"]).RecurrentState()
         self.seen: list[Tensor] = []
 
     def forward(self, batch: dict[str, Tensor]) -> Any:

@@ -13,10 +13,11 @@ import yaml
 
 from ..engine.errors import UserError
 from ..engine.files import read_json, write_text
-from ..engine.record import Record, numbers, read_run
+from ..engine.record import Record, numbers
 from ..engine.report import Cells, aligned, draw, duration, markdown, plot, table, tidy
 from ..engine.runs import RUNS, all_runs, find_run, typed_run
 from ..engine.yaml_text import read_yaml
+from ..hooks.details import seconds
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -47,7 +48,7 @@ def write_comparison(folders: Sequence[Path], target: Path) -> list[str]:
 
     Returns the lines that the terminal shows. Raises OSError if it cannot write.
     """
-    records = [read_run(folder) for folder in dict.fromkeys(folders)]
+    records = [Record(folder) for folder in dict.fromkeys(folders)]
     records.sort(key=lambda record: record.best.get("loss", math.inf))
     rows = table_rows(records)
     target.mkdir(exist_ok=True)
@@ -72,7 +73,7 @@ def table_rows(records: list[Record]) -> list[Cells]:
             record.best.get("loss"),
             record.best.get("step"),
             record.step,
-            duration(record.seconds or 0),
+            duration(seconds(record)),
             ", ".join(f"{key} {values[key]}" for key in differing if key in values),
         )
         rows.append(row)

@@ -13,7 +13,7 @@ from pydantic import Field
 from ..engine import gpus
 from ..engine.config import Section, defaults
 from ..engine.errors import UserError
-from ..engine.record import numbers, read_run
+from ..engine.record import Record, numbers
 from ..engine.sources import near
 from ..engine.yaml_text import read_yaml
 
@@ -208,12 +208,13 @@ def report_lines(run: Path) -> list[str]:
 
 def seconds_spent(run: Path) -> float:
     """Return the seconds of training, evaluations and checkpoints of a run, without pauses."""
-    record = read_run(run)
+    record = Record(run)
     seconds = 0.0
     previous = 0
-    for step, step_ms in numbers(record.history, "step_ms"):
+    for step, step_ms in numbers(record.training, "step_ms"):
         seconds += max(step - previous, 0) * step_ms / 1000
         previous = step
-    for row in (*record.evaluations, *record.of_kind("checkpoint")):
+    checkpoints = [event for event in record.events if event.get("event") == "checkpoint"]
+    for row in (*record.evaluations, *checkpoints):
         seconds += row.get("seconds", 0)
     return seconds

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from ..dataset import Samples
 from ..engine.errors import UserError
 from ..engine.files import replacing, write_json, write_text
-from ..engine.runs import find_run, typed_path, typed_run
+from ..engine.runs import find_run, typed_path
 from ..model import build_model
-from .evaluate import add_weights, open_run
+from ..trained import add_flags, open_run
 
 EXAMPLE = '''"""Predict with an exported model: python load.py (written by `export` of $package)."""
 
@@ -86,11 +86,7 @@ class Predictor(nn.Module):
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `export`."""
     add = parser.add_argument
-    add(
-        "--run", type=typed_run, metavar="RUN", help="name or path of the run (default: the newest)"
-    )
-    add("--checkpoint", choices=["best", "last"], default="best", help="(default: best)")
-    add_weights(parser)
+    add_flags(parser, split=False)
     add("--output", type=typed_path, metavar="FOLDER", help="folder to write (default: RUN/export)")
     int8 = "also write int8 weights, and measure them on a held-out split"
     add("--int8", action="store_true", help=int8)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import UserError
 from ..engine.files import lock, write_json
-from ..engine.record import read_metrics
+from ..engine.record import Record
 from .trials import SETTINGS, SOURCE
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def train(folder: Path, number: int) -> int:
     loss = session.progress.best_loss
     if not math.isfinite(loss):
         raise UserError("no validation loss was finite", str(run_folder))
-    _, evaluations = read_metrics(run_folder / "metrics.jsonl")
+    evaluations = Record(run_folder).evaluations
     result = {
         "loss": loss,
         "pruned": watcher.pruned,
@@ -140,7 +140,7 @@ class Watcher:
         """Compare the trial with others at this number of evaluations, unless it is at its end."""
         if self.trial is None:
             return
-        _, evaluations = read_metrics(run.folder / "metrics.jsonl")
+        evaluations = Record(run.folder).evaluations
         self.trial.report(metrics["loss"], 1 + len(evaluations))
         if not run.is_done and self.trial.should_prune():
             self.pruned = True

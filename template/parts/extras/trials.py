@@ -21,7 +21,7 @@ import yaml
 from ..engine.errors import UserError
 from ..engine.files import read_json
 from ..engine.gpus import Card, this_card
-from ..engine.record import read_metrics
+from ..engine.record import Record
 
 if TYPE_CHECKING:
     from ..engine.config import Settings
@@ -95,7 +95,7 @@ class Trials:
             settings = yaml.safe_dump(tree, sort_keys=False)
             (folder / SETTINGS).write_text(settings, encoding="utf-8")
             code, resident = launch(loader, folder)
-            rows, _ = read_metrics(folder / "runs/trial/metrics.jsonl")
+            rows = Record(folder / "runs/trial").training
             if code or not rows or rows[-1]["step"] < num_steps:
                 log = (folder / "log").read_text(encoding="utf-8", errors="replace")
                 raise Failed(code, log)

@@ -1,4 +1,4 @@
-"""No experiment tracker: the run folder has `metrics.jsonl`, `metrics.csv` and `curves.png`."""
+"""No experiment tracker: the run folder has `metrics.jsonl` and `curves.png`."""
 
 from __future__ import annotations
 

@@ -5,19 +5,18 @@ from __future__ import annotations
 import argparse
 import csv
 import io
-import math
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..engine.runs import find_run
 from ..prepare.splits import add_input
-from .evaluate import (
+from ..trained import (
     add_flags,
     choose_split,
     collected,
-    new_loader,
     open_run,
     output_path,
     write_output,
@@ -32,24 +31,28 @@ if TYPE_CHECKING:
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `predict`."""
-    add_flags(parser, ".npz or .csv", "predictions.npz")
+    output = ".npz or .csv (default: predictions.npz in the run's folder)"
+    add_flags(parser, output=output)
     title = "new prices, after 150 earlier days (`--correlation-days` plus `--refresh`)"
     add_input(parser, title, required=False)
 
 
 def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
-    """Write `prediction` and `target` (n, P), `date` and `ticker` (n,), and `horizons` (P,)."""
+    """Write `prediction` (n, P), `date` and `ticker` (n,), and `horizons` (P,)."""
+    from ..engine.store import Store
+
     choose_split(arguments, bool(arguments.input))
     folder = find_run(arguments.run)
     output = output_path(arguments.output, folder / "predictions.npz", ".npz", ".csv")
     settings = load(folder / "config.resolved.yaml")
     project, step = open_run(folder, settings, arguments, needs_data=not arguments.input)
+    split = arguments.split
     with tempfile.TemporaryDirectory() as temporary:
         if arguments.input:
             new_days(Path(arguments.input), vars(arguments), project.store, Path(temporary))
-            loader = new_loader(project, Path(temporary))
-        else:
-            loader = project.loader(arguments.split)
+            project = replace(project, store=Store.open(Path(temporary)))
+            split = "input"
+        loader = project.loader(split)
         predicted = predict(project, loader)
 
     horizons = project.store.facts["target"]["horizons"]
@@ -101,14 +104,14 @@ def plan_of_training(facts: dict[str, Any]) -> Plan:
 
 
 def predict(project: Any, loader: Loader) -> dict[str, Any]:
-    """Return `prediction` and `target` (n, P), `date` and `ticker` (n,).
+    """Return `prediction` (n, P), `date` and `ticker` (n,).
 
     There is a row for each stock on each day of the loader.
     """
     import numpy as np
 
     samples: Any = loader.samples
-    values = collected(project, loader, "target", "listed")
+    values = collected(project, loader, "listed")
     listed = values.pop("listed")
     day, seat = np.nonzero(listed)
     sample = values.pop("index")[day]
@@ -117,25 +120,20 @@ def predict(project: Any, loader: Loader) -> dict[str, Any]:
     return {
         "date": dates.astype("datetime64[D]").astype("U10"),
         "ticker": np.array(samples.facts["tickers"])[stock],
-        **{name: value[listed] for name, value in values.items()},
+        "prediction": values["prediction"][listed],
     }
 
 
 def as_csv(predicted: dict[str, Any]) -> bytes:
-    """Return the content of a CSV file, in which unknown targets are empty."""
+    """Return the content of a CSV file."""
     names = ["date", "ticker"]
     columns = [predicted["date"], predicted["ticker"]]
     for place, days in enumerate(predicted["horizons"]):
-        for name in ("prediction", "target"):
-            names.append(f"{name} {days}")
-            columns.append([as_cell(value) for value in predicted[name][:, place]])
+        names.append(f"prediction {days}")
+        columns.append([f"{value:.7g}" for value in predicted["prediction"][:, place]])
 
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(names)
     writer.writerows(zip(*columns, strict=True))
     return text.getvalue().encode()
-
-
-def as_cell(value: float) -> str:
-    return "" if math.isnan(value) else f"{value:.7g}"

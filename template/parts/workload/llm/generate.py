@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ..engine.errors import UserError
-from ..engine.runs import find_run, typed_path, typed_run
-from .evaluate import add_weights, open_run, write_output
+from ..engine.runs import find_run, typed_path
+from ..trained import add_flags, open_run, write_output
 
 COLDEST = 1e-3  # logits divided by less overflow fp32, and the result would be that of 0
 
@@ -25,11 +25,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     likeliest = "sample only from the N most likely tokens (default: all)"
     add("--top-k", type=int, metavar="N", help=likeliest)
     add("--seed", type=int, default=0, metavar="N", help="seed of the sampling (default: 0)")
-    add(
-        "--run", type=typed_run, metavar="RUN", help="name or path of the run (default: the newest)"
-    )
-    add("--checkpoint", choices=["best", "last"], default="best", help="(default: best)")
-    add_weights(parser)
+    add_flags(parser, split=False)
     add("--output", type=typed_path, metavar="FILE", help="also write the text to this file")
 
 

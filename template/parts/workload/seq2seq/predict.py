@@ -7,13 +7,14 @@ import json
 import tempfile
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import UserError
 from ..engine.runs import find_run, typed_path
 from ..texts import check_text, has_rows, lines, rows
-from .evaluate import add_flags, choose_split, new_loader, open_run, output_path, write_output
+from ..trained import add_flags, choose_split, open_run, output_path, write_output
 from .prepare import is_header
 
 if TYPE_CHECKING:
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `predict`."""
-    add_flags(parser, ".tsv or .jsonl", "predictions.tsv")
+    output = ".tsv or .jsonl (default: predictions.tsv in the run's folder)"
+    add_flags(parser, output=output)
     add = parser.add_argument
     add(
         "--input",
@@ -64,6 +66,8 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
 
     Each line of `--input` has a line; the prediction of a source without text is empty.
     """
+    from ..engine.store import Store
+
     choose_split(arguments, bool(arguments.input) or arguments.text is not None)
     folder = find_run(arguments.run)
     output = output_path(arguments.output, folder / "predictions.tsv", ".tsv", ".jsonl")
@@ -74,13 +78,14 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     sources = read_sources(arguments)
     settings = load(folder / "config.resolved.yaml")
     project, step = open_run(folder, settings, arguments, needs_data=not sources)
+    split = arguments.split
     with tempfile.TemporaryDirectory() as temporary:
         if sources:
             texts = [text for text in sources if text.strip()]
             new_sources(texts, project.store, Path(temporary))
-            loader = new_loader(project, Path(temporary))
-        else:
-            loader = project.loader(arguments.split)
+            project = replace(project, store=Store.open(Path(temporary)))
+            split = "input"
+        loader = project.loader(split)
         rows = predict(project, loader, arguments)
     if sources:
         predicted = iter(rows)

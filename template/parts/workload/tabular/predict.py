@@ -5,16 +5,16 @@ from __future__ import annotations
 import argparse
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..engine.runs import find_run
 from ..prepare.splits import add_input
-from .evaluate import (
+from ..trained import (
     add_flags,
     choose_split,
     collected,
-    new_loader,
     open_run,
     output_path,
     write_output,
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `predict`."""
-    add_flags(parser, ".npz or .csv", "predictions.npz")
+    output = ".npz or .csv (default: predictions.npz in the run's folder)"
+    add_flags(parser, output=output)
     add_input(parser, "new rows, with or without the target", required=False)
 
 
@@ -40,22 +41,22 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     file, classes are names.
     """
     from ..dataset import file_rows
+    from ..engine.store import Store
 
     choose_split(arguments, bool(arguments.input))
     folder = find_run(arguments.run)
     output = output_path(arguments.output, folder / "predictions.npz", ".npz", ".csv")
     settings = load(folder / "config.resolved.yaml")
     project, step = open_run(folder, settings, arguments, needs_data=not arguments.input)
+    split = arguments.split
     with tempfile.TemporaryDirectory() as temporary:
         if arguments.input:
             new_rows(Path(arguments.input), vars(arguments), project.store, Path(temporary))
-            loader = new_loader(project, Path(temporary))
-        else:
-            loader = project.loader(arguments.split)
+            project = replace(project, store=Store.open(Path(temporary)))
+            split = "input"
+        loader = project.loader(split)
         rows = collected(project, loader, "target")
-        split = "input" if arguments.input else arguments.split
-        samples: Any = loader.samples
-        places = file_rows(samples.store, split, rows.pop("index"))
+        places = file_rows(project.store, split, rows.pop("index"))
     rows = {**places, **rows}
     classes = project.store.facts["target"].get("classes", [])
     content: Any = rows

@@ -7,7 +7,6 @@ arrays of the prepared dataset.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ import numpy as np
 
 from .engine.errors import UserError
 from .engine.interfaces import Batch, Rows, Spans
-from .engine.lanes import Lanes
+from .engine.plugins import discover
 from .engine.rows import on_device
 from .engine.store import Store, StoreWriter
 from .prepare.frames import Frame, describe, resample, write_frames
@@ -47,8 +46,9 @@ class Samples:
         self.store = store
         self.base, *self.others = facts["frames"]
         self.targets = np.array(facts["targets"])
-        stride = settings.data.stride if settings else 0
-        self.orders = {"lanes": partial(Lanes, stride=stride or self.base["history"])}
+        self.orders: dict[str, Any] = {}
+        for lanes in discover("hooks", "orders"):  # the extra `lanes`
+            self.orders = lanes.orders(settings, self.base["history"])
         self.horizon = facts["horizon"] if split != "input" else 0
         self.first = max(first, facts["reach"])  # row of the first target
         self.count = max(last - self.horizon - self.first + 1, 0)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from .engine.interfaces import Batch, Output
-from .engine.recurrent import RecurrentState
+from .engine.plugins import discover
 
 if TYPE_CHECKING:
     from .settings import Sections
@@ -46,9 +46,7 @@ class Encoder(nn.Module):
 class Forecaster(nn.Module):
     """Encodes each frame and forecasts all horizons at once.
 
-    The scalers are part of the model, since batches contain original units. State is carried only
-    for frames whose history fits into the step of a lane, because a longer history would see the
-    same rows twice.
+    The scalers are part of the model, since batches contain original units.
     """
 
     # The names of these layers in weights from a project with `layout: script`.
@@ -79,11 +77,6 @@ class Forecaster(nn.Module):
         if sizes.linear_path:
             self.line = nn.Linear(frames[0]["history"], self.horizon)
 
-        in_lanes = settings.data.order == "lanes"
-        self.recurrent = RecurrentState() if in_lanes else None
-        seconds = [frame["history"] * frame["step"] for frame in frames]
-        self.carried = [in_lanes and length <= seconds[0] for length in seconds]
-
     def blocks(self) -> list[nn.Module]:
         """The encoders, which are checkpointed and sharded one by one."""
         return list(self.encoders)
@@ -95,7 +88,8 @@ class Forecaster(nn.Module):
             mean = getattr(self, f"mean_{name}")
             std = getattr(self, f"std_{name}")
             frames.append((batch[name] - mean) / std)
-        encoded = self._encode(frames, batch)
+        inputs = [x - x[:, -1:] for x in frames] if self.subtract else frames  # (B, T, C) each
+        encoded = self.encode(inputs, batch)
         hidden = functional.dropout(encoded, self.dropout, self.training)
         forecast = self.head(hidden).float().unflatten(1, (self.horizon, len(self.targets)))
 
@@ -108,25 +102,9 @@ class Forecaster(nn.Module):
             forecast = forecast + last
         return forecast
 
-    def _encode(self, frames: list[Tensor], batch: Batch) -> Tensor:
-        """Return hidden units (B, frames × width); apply and update the carried state."""
-        states: dict[str, State] = {}
-        if self.recurrent is not None:
-            states = self.recurrent.apply(batch, self.training) or {}
-        outputs = []
-        carry: dict[str, State] = {}
-        for name, x, encoder, carried in zip(
-            self.names, frames, self.encoders, self.carried, strict=True
-        ):
-            if self.subtract:
-                x = x - x[:, -1:]  # (B, T, C)
-            state = _swap_batch_axis(states[name]) if name in states else None
-            output, state = encoder(x, state)
-            outputs.append(output)
-            if carried:
-                carry[name] = _swap_batch_axis(state)
-        if self.recurrent is not None:
-            self.recurrent.update(carry, self.training)
+    def encode(self, inputs: list[Tensor], batch: Batch) -> Tensor:
+        """Return hidden units (B, frames × width). The extra `lanes` carries a state here."""
+        outputs = [encoder(x)[0] for x, encoder in zip(inputs, self.encoders, strict=True)]
         return torch.cat(outputs, 1)
 
     def forward(self, batch: Batch) -> Output:
@@ -154,12 +132,8 @@ class Forecaster(nn.Module):
         return {"prediction": forecast * self.target_std + self.target_mean}
 
 
-def _swap_batch_axis(state: State) -> State:
-    """Swap (depth, B, width) and (B, depth, width): the engine masks and splits states along B."""
-    hidden, cell = (values.float().transpose(0, 1).contiguous() for values in state)
-    return hidden, cell
-
-
 def build_model(settings: Sections, facts: dict[str, Any]) -> nn.Module:
     """Build the forecaster for the dataset's metadata: frames, scalers, targets and horizon."""
+    for lanes in discover("hooks", "build_model"):  # the extra `lanes`
+        return lanes.build_model(settings, facts)
     return Forecaster(settings, facts)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import argparse
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ..engine.runs import find_run
-from .evaluate import (
+from ..trained import (
     add_flags,
     choose_split,
     collected,
-    new_loader,
     open_run,
     output_path,
     write_output,
@@ -23,31 +23,34 @@ from .prepare import add_new, new_store
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `predict`."""
-    endings = ".npz; `time` in it, if any, is in seconds since 1970, or a row number"
-    add_flags(parser, endings, "predictions.npz")
+    time = "`time` in it, if any, is in seconds since 1970, or a row number"
+    add_flags(parser, output=f".npz; {time} (default: predictions.npz in the run's folder)")
     add_new(parser)
 
 
 def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
-    """Write `prediction` for each window, and `target` if known.
+    """Write `prediction` for each window.
 
     For a series also `columns`, the names of the targets, and `time`, the last known row.
     """
     import numpy as np
+
+    from ..engine.store import Store
 
     choose_split(arguments, bool(arguments.input))
     folder = find_run(arguments.run)
     output = output_path(arguments.output, folder / "predictions.npz", ".npz")
     settings = load(folder / "config.resolved.yaml")
     project, step = open_run(folder, settings, arguments, needs_data=not arguments.input)
+    split = arguments.split
     with tempfile.TemporaryDirectory() as temporary:
         if arguments.input:
             new_store(Path(arguments.input), vars(arguments), project.store, Path(temporary))
-            loader = new_loader(project, Path(temporary))
-        else:
-            loader = project.loader(arguments.split)
+            project = replace(project, store=Store.open(Path(temporary)))
+            split = "input"
+        loader = project.loader(split)
         samples: Any = loader.samples
-        windows = collected(project, loader, "target")
+        windows = collected(project, loader)
         index = windows.pop("index")
         if "time" in samples.store.arrays:
             times = samples.store.arrays["time"].rows()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from .engine.config import BatchSize, BelowOne, LoaderSettings, Natural, Positive, Section, defaults
+from .engine.config import BatchSize, BelowOne, LoaderSettings, Positive, Section, defaults
 
 WORKLOAD = "timeseries"
 """Stored in each prepared dataset; a project with another workload rejects the dataset."""
@@ -17,8 +17,7 @@ class Data(LoaderSettings):
     """Where the dataset is, the order of its windows, and how they reach the device."""
 
     batch_size: BatchSize = 64
-    order: Literal["auto", "full", "block", "time", "lanes"] = "auto"
-    stride: Natural = 0
+    order: Literal["auto", "full", "block", "time"] = "auto"
 
 
 class Model(Section):

@@ -4,21 +4,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from dataclasses import replace
-from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from ..engine.errors import UserError
-from ..engine.files import replacing, write_json
-from ..engine.plugins import discover
-from ..engine.runs import device_line, find_run, typed_path, typed_run
+from ..engine.files import write_json
+from ..engine.runs import device_line, find_run
+from ..trained import add_flags, open_run
 
 if TYPE_CHECKING:
-    import numpy as np
-
-    from ..engine.checkpoint import Checkpoint, State
-    from ..engine.loader import Loader
     from ..engine.project import Project
 
 # The optimizations whose state is printed with the results.
@@ -26,30 +18,14 @@ CONDITIONS = ("precision", "TF32 in matmuls", "TF32 in cuDNN", "cuDNN benchmark"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of this command. Commands that predict have them, too."""
-    add = parser.add_argument
-    # torchrun takes `--run` for the beginning of a flag of its own, wherever it is.
-    run_help = "name or path of the run; under torchrun, use --run-name (default: the newest)"
-    add("--run", "--run-name", type=typed_run, metavar="RUN", help=run_help)
-    add(
-        "--checkpoint",
-        choices=["best", "last"],
-        default="best",
-        help="which checkpoint to load (default: best)",
-    )
-    add_weights(parser)
-    add(
-        "--split",
-        choices=["train", "validation", "test"],
-        default="test",
-        help="which split to use (default: test)",
-    )
+    """Add the flags of this command."""
+    add_flags(parser)
 
 
 def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     """Write `evaluation.json` into the run folder and print a table."""
     folder = find_run(arguments.run)
-    split = arguments.split
+    split = arguments.split or "test"
     settings = load(folder / "config.resolved.yaml")
 
     from ..engine.evaluation import evaluate, timed
@@ -91,142 +67,3 @@ def conditions(project: Project) -> str:
     """Return the states of the optimizations in `CONDITIONS`, as a line."""
     state = {row["name"]: row["state"] for row in project.optimizations}
     return ", ".join(f"{name} {state[name]}" for name in CONDITIONS)
-
-
-def averages() -> dict[str, Any]:
-    """Return the hooks that keep weights of their own, by the name to give to `--weights`."""
-    return {hook.WEIGHTS: hook for hook in discover("hooks", "WEIGHTS")}
-
-
-def add_weights(parser: argparse.ArgumentParser) -> None:
-    """Add `--weights`, if the project has such a hook."""
-    choices = ["trained", *averages()]
-    if len(choices) > 1:
-        meaning = "which weights to load (default: trained)"
-        parser.add_argument("--weights", choices=choices, default="trained", help=meaning)
-
-
-def open_run(
-    folder: Path, settings: Any, arguments: argparse.Namespace, needs_data: bool = True
-) -> tuple[Any, int]:
-    """Return a trained run's project with the weights of a checkpoint, and the checkpoint's step.
-
-    arguments: `checkpoint` is best or last; `weights` may name a hook, whose weights replace the
-    trained ones. needs_data: if False, the store may have no rows, only the metadata that the run
-    keeps of its data. Raises `UserError` if the run has no valid checkpoint, or if the data are not
-    those that it was trained on.
-    """
-    from ..assemble import assemble, open_store
-    from ..engine.checkpoint import Checkpoint
-    from ..engine.distributed import Distributed
-    from ..engine.store import Store
-
-    distributed = Distributed()
-    checkpoint = Checkpoint(folder / "checkpoints", distributed)
-    saved = checkpoint.find(arguments.checkpoint)
-    if not saved:
-        what = "the run has no checkpoint yet"
-        raise UserError(what, str(folder), "continue it with `train --resume`")
-    if distributed.is_main:
-        for name in checkpoint.skipped:
-            print(f"note: skipped a damaged checkpoint: {name}")
-    recorded = saved["must_match"]
-    if settings.phases:  # a phase may have had other data or another block size
-        settings = settings.phase(recorded["phase"] + 1)
-    store = Store.remembered(folder, recorded.get("data", ""))
-    if store is None or needs_data:
-        store = open_store(settings, Store.may_be_synthetic(folder))
-    if recorded.get("data") != store.fingerprint:
-        what = "the run was trained on other data"
-        remedy = "set --data.path to the data of the run, or prepare the same data again"
-        raise UserError(what, str(store.folder), remedy)
-
-    project = assemble(settings, distributed, store)
-    checkpoint.parts = {"model": project.model}
-    load_weights(checkpoint, saved, getattr(arguments, "weights", "trained"))
-    project.model.eval()
-    return project, saved["step"]
-
-
-def load_weights(checkpoint: Checkpoint, saved: State, weights: str) -> None:
-    """Load a checkpoint's weights, or those that a hook stored in it."""
-    hook = averages().get(weights)
-    if hook is None:
-        checkpoint.restore(saved, ["model"])
-        return
-    states: dict[str, Any] = {}
-    checkpoint.parts["hooks"] = SimpleNamespace(load_state_dict=states.update)
-    checkpoint.restore(saved, ["hooks", "model"])
-    hook.use(checkpoint.parts["model"], states)
-
-
-# --- for the commands that predict
-
-
-def add_flags(parser: argparse.ArgumentParser, endings: str, default: str) -> None:
-    """Add `--output` and the flags of `evaluate`, for a command that writes predictions."""
-    arguments(parser)
-    parser.set_defaults(split=None)  # so that `choose_split` knows whether it was given
-    meaning = f"file to write, {endings} (default: {default} in the run's folder)"
-    parser.add_argument("--output", type=typed_path, metavar="FILE", help=meaning)
-
-
-def choose_split(arguments: argparse.Namespace, has_new_data: bool) -> None:
-    """Set the default of `--split`. Raises `UserError` if it is given next to new data."""
-    if arguments.split and has_new_data:
-        what = "new data belong to no split"
-        raise UserError(what, f"--split {arguments.split}", "remove it, or the new data")
-    arguments.split = arguments.split or "test"
-
-
-def output_path(output: str | None, default: Path, *endings: str) -> Path:
-    """Return the path for predictions. A wrong path raises `UserError` before they are computed."""
-    path = Path(output or default)
-    if path.suffix not in endings:
-        what = f"cannot write a '{path.suffix}' file"
-        raise UserError(what, f"--output {path}", f"use {' or '.join(endings)}")
-    if not path.parent.is_dir():
-        raise UserError("the folder does not exist", f"--output {path}", "create it first")
-    return path
-
-
-def write_output(path: Path, content: bytes | dict[str, Any]) -> None:
-    """Write the file, whole or not at all; arrays as `numpy.load` reads them."""
-    import numpy as np
-
-    try:
-        with replacing(path) as file:
-            if isinstance(content, bytes):
-                file.write(content)
-            else:
-                np.savez(file, allow_pickle=False, **content)
-    except OSError as error:
-        what = f"cannot write the file ({error.strerror})"
-        raise UserError(what, f"--output {path}", "name another file") from error
-
-
-def new_loader(project: Project, folder: Path) -> Loader:
-    """Return a loader of the split `input` of the store in `folder`, with the run's metadata."""
-    from ..engine.store import Store
-
-    return replace(project, store=Store.open(folder)).loader("input")
-
-
-def collected(project: Any, loader: Loader, *names: str) -> dict[str, np.ndarray]:
-    """Return the predictions for all samples, and the arrays `names` of their batches.
-
-    Arrays are (N, …), in the order of the samples. The loader is closed.
-    """
-    from tqdm import tqdm
-
-    from ..engine.evaluation import joined, predictions, present_rows
-
-    predicted = predictions(project, loader)
-    batches = []
-    for batch, values in tqdm(predicted, "predicting", len(loader), leave=False, disable=None):
-        known = {name: batch[name] for name in ("index", *names) if name in batch}
-        batches.append(present_rows(values | known, batch["present"]))
-    loader.close()
-    arrays = {name: tensor.numpy() for name, tensor in joined(batches).items()}
-    order = arrays["index"].argsort(kind="stable")  # lanes visit samples in another order
-    return {name: array[order] for name, array in arrays.items()}

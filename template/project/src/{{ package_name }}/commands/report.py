@@ -20,16 +20,16 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, load: Any) -> None:
     """Write the report, also of a run that is still training; print a summary and its path."""
-    from ..engine.report import summary, write_report
+    from ..engine.report import write_report
 
     folder = find_run(arguments.run)
     page = folder / "report.md"
     try:
-        record = write_report(folder)
+        lines = write_report(folder)
     except OSError as error:
         what = f"the report could not be written ({error.strerror})"
         raise UserError(what, str(error.filename), "make the folder writable") from error
-    for name, text in [("run", folder.name), *summary(record)]:
+    for name, text in [("run", folder.name), *lines]:
         print(f"{name:<11}{text}")
     print(f"\n{page}")
     if arguments.open and not webbrowser.open(page.resolve().as_uri()):

@@ -106,7 +106,7 @@ class Model(Protocol):
         it which are called outside of its forward; these are sharded separately.
         """
 
-    # Optional: `recurrent`, a `RecurrentState` of engine/recurrent.py, which checkpoints store.
+    # Optional: `recurrent`, a `RecurrentState` of the extra `lanes`, which checkpoints store.
 
 
 class Hook(Protocol):

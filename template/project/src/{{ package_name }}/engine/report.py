@@ -5,17 +5,14 @@ Nothing here imports torch, so the report of a crashed run can be written on ano
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from .files import replacing, write_text
-from .metrics_file import write_table
+from .files import read_json, replacing, write_text
 from .plugins import discover
-from .record import Record, Row, Series, numbers, read_run
+from .record import Record, Row, Series, numbers
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -23,111 +20,63 @@ if TYPE_CHECKING:
 Cells = tuple[Any, ...]
 """The cells of one line of a table."""
 
-
-def steady(values: list[float]) -> float:
-    """Return the median without the first value, which includes compilation and cold caches."""
-    return median(values[1:] or values)
-
-
-# For each name in the metrics: its label in the report, and the function that summarizes it.
-SPEED: dict[str, tuple[str, Callable[[list[float]], float]]] = {
-    "samples_per_second": ("samples/s, median", steady),
-    "tokens_per_second": ("tokens/s, median", steady),
-    "step_ms": ("ms per step, median", steady),
-    "data_wait_fraction": ("data wait, median fraction of the time", steady),
-    "mfu": ("MFU, median", steady),
-    "skipped_steps": ("steps skipped because of fp16 overflow", sum),
-    "memory_mb": ("GPU memory in use, peak MB", max),
-    "memory_reserved_mb": ("GPU memory reserved, peak MB", max),
-}
-CURVES = ("learning_rate", "samples_per_second", "gradient_norm")  # plotted next to the losses
+NO_METRICS = ("split", "seconds", "time")  # in the record of an evaluation
 FEW_POINTS = 50  # a curve with more points has no markers
 
 
-def write_report(folder: Path) -> Record:
-    """Write `report.md`, `curves.png` and `metrics.csv` of a run; return what they show.
+def write_report(folder: Path) -> list[tuple[str, str]]:
+    """Write `report.md` and `curves.png` of a run; return its summary.
 
     Raises OSError if a file cannot be written.
     """
-    record = read_run(folder)
-    image = draw(folder / "curves.png", lambda: curves(record))
-    write_text(folder / "report.md", page(record, image))
-    write_table(folder)
-    return record
-
-
-def page(record: Record, image: str) -> str:
-    """Return the text of report.md. image: its line for curves.png."""
-    environment = record.environment
-    lines = [f"- {name}: {text}" for name, text in summary(record)]
-    sections = [[f"# Run {record.folder.resolve().name}", "", *lines], [image]]
-    sections.append(table("Losses and metrics", *losses(record)))
-    sections.append(evaluation(record.result))
-    sections += parts_of_extras(record.folder)
-
-    sections.append(table("Speed and memory", ("", ""), speed(record.history)))
-    optimizations = [tuple(row.values()) for row in environment.get("optimizations", [])]
-    sections.append(table("Optimizations", ("", "state", "why"), optimizations))
-    changed = [tuple(row.values()) for row in environment.get("changed", [])]
+    record = Record(folder)
+    lines = summary(record)
+    changed = [tuple(row.values()) for row in record.environment.get("changed", [])]
     header = ("setting", "value", "default", "from")
-    sections.append(table("Settings that differ from the defaults", header, changed))
-    sections.append(table("Machine and versions", ("", ""), machine(environment)))
-    return markdown(sections)
-
-
-def parts_of_extras(folder: Path) -> list[list[str]]:
-    """Return the lines that hooks and commands add through a function `report_lines(run)`."""
-    modules = [*discover("hooks", "report_lines"), *discover("commands", "report_lines")]
-    return [module.report_lines(folder) for module in modules]
+    sections = [
+        [f"# Run {folder.resolve().name}", "", *(f"- {name}: {text}" for name, text in lines)],
+        [draw(folder / "curves.png", lambda: plots(curves(record)))],
+        table("Losses and metrics", *losses(record)),
+        evaluation(read_json(folder / "evaluation.json")),
+        table("Settings that differ from the defaults", header, changed),
+    ]
+    for module in discover("hooks", "report_lines") + discover("commands", "report_lines"):
+        sections.append(module.report_lines(folder))
+    write_text(folder / "report.md", markdown(sections))
+    return lines
 
 
 def summary(record: Record) -> list[tuple[str, str]]:
-    """Return (name, text) of the state, the best evaluation, the duration, alerts and notes."""
+    """Return (name, text) of the state, the best evaluation, alerts and notes."""
     state = f"{record.state}, at step {record.step:,}"
     reason = record.status.get("reason")
     if reason:
         state += f": {reason}"
-    lines = [("state", state), ("best", best_line(record))]
-    started = record.environment.get("started")
-    if started is not None and record.seconds is not None:
-        when = f"{datetime.fromtimestamp(started):%Y-%m-%d %H:%M}"
-        lines.append(("duration", f"{duration(record.seconds)} from {when} to the last log entry"))
-    for step in record.status.get("resumes", []):
-        lines.append(("resumed", f"from step {step:,}"))
-    for alert in record.of_kind("alert"):
-        lines.append(("alert", f"step {alert['step']:,}: {alert['text']}"))
+    best = "no evaluation with a finite loss yet"
+    if record.best:
+        best = f"validation loss {show(record.best['loss'])} at step {record.best['step']:,}"
+    if record.baseline is not None:
+        best += f" (baseline {show(record.baseline)})"
+    lines = [("state", state), ("best", best)]
+    for event in record.events:
+        if event.get("event") == "alert":
+            lines.append(("alert", f"step {event['step']:,}: {event['text']}"))
     for note in record.environment.get("notes", []):
         lines.append(("note", note))
     return lines
 
 
-def best_line(record: Record) -> str:
-    """Describe the evaluation with the lowest loss."""
-    best = record.best
-    if not record.evaluations:
-        return "none: no evaluation ran yet"
-    if not best:
-        return "no evaluation with a finite loss yet"
-    line = f"{best['split']} loss {show(best['loss'])} at step {best['step']:,}"
-    if record.baseline is not None:
-        line += f" (baseline {show(record.baseline)})"
-    for name in record.metrics:
-        line += f", {name} {show(best.get(name))}"
-    return line
-
-
 def losses(record: Record) -> tuple[Cells, list[Cells]]:
-    """Return header and rows: first and last of training, best and last evaluation, baseline."""
+    """Return header and rows: training, best and last evaluation, baseline."""
     rows: dict[str, Row] = {}
-    if record.history:
-        rows["training, first"] = record.history[0]
-        rows["training, last"] = record.history[-1]
     if record.evaluations:
         rows["validation, best"] = record.best
         rows["validation, last"] = record.evaluations[-1]
+    if record.training:
+        rows["training, last"] = {name: record.training[-1].get(name) for name in ("step", "loss")}
     if record.baseline is not None:
         rows["baseline, without a model"] = {"loss": record.baseline}
-    return side_by_side(rows, ["step", "loss", *record.metrics])
+    return side_by_side(rows)
 
 
 def evaluation(result: Row) -> list[str]:
@@ -140,30 +89,12 @@ def evaluation(result: Row) -> list[str]:
     return table(title, *side_by_side({"model": result["metrics"], **result["baselines"]}))
 
 
-def side_by_side(rows: dict[str, Row], names: Sequence[str] = ()) -> tuple[Cells, list[Cells]]:
-    """Return header and cells of a table: a line for each row, a column for each of the names."""
-    names = names or list(dict.fromkeys(name for row in rows.values() for name in row))
+def side_by_side(rows: dict[str, Row]) -> tuple[Cells, list[Cells]]:
+    """Return header and cells of a table: a line for each row, a column for each number."""
+    names = [name for row in rows.values() for name in row if name not in NO_METRICS]
+    names = list(dict.fromkeys(names))
     cells = [(title, *(row.get(name) for name in names)) for title, row in rows.items()]
     return ("", *names), cells
-
-
-def speed(history: list[Row]) -> list[Cells]:
-    """Summarize the speed and memory of the logged steps, as SPEED defines it."""
-    rows = []
-    for name, (label, sum_up) in SPEED.items():
-        values = [value for _, value in numbers(history, name)]
-        if values:
-            rows.append((label, f"{sum_up(values):,.4g}"))
-    return rows
-
-
-def machine(environment: Row) -> list[Cells]:
-    return [
-        ("device", environment.get("gpu")),
-        *environment.get("versions", {}).items(),
-        ("git", environment.get("git")),
-        ("command", " ".join(environment.get("argv", []))),
-    ]
 
 
 # --- text
@@ -229,40 +160,32 @@ def draw(path: Path, make_figure: Callable[[], Figure]) -> str:
     return f"![{path.stem}]({path.name})"
 
 
-def curves(record: Record) -> Figure:
-    """Plot the losses, the curves in CURVES, and the metrics of the evaluations over the steps."""
+def curves(record: Record) -> dict[str, dict[str, Series]]:
+    """Return the curves of a run by the title of their plot: losses, learning rate and norm."""
+    losses = {
+        "training": numbers(record.training, "loss"),
+        "validation": numbers(record.evaluations, "loss"),
+    }
+    if record.baseline is not None:
+        losses["baseline"] = [(row["step"], record.baseline) for row in record.evaluations]
+    titles = {"loss": losses}
+    for name in ("learning_rate", "gradient_norm"):
+        titles[name] = {"training": numbers(record.training, name)}
+    return titles
+
+
+def plots(titles: dict[str, dict[str, Series]]) -> Figure:
+    """Plot curves over the steps, three plots in a line."""
     # pyplot is avoided because of its global state.
     from matplotlib.figure import Figure
 
-    panels = {"loss": loss_series(record)}
-    for name in CURVES:
-        panels[name] = {"training": numbers(record.history, name)}
-    for name in record.metrics:
-        panels[name] = {"validation": numbers(record.evaluations, name)}
-
-    num_rows = math.ceil(len(panels) / 2)
-    figure = Figure(figsize=(11, 3 * num_rows), layout="constrained")
-    for place, (name, series) in enumerate(panels.items(), start=1):
-        axes = figure.add_subplot(num_rows, 2, place)
-        tidy(axes, name.replace("_", " "), "step")
+    num_lines = -(-len(titles) // 3)
+    figure = Figure(figsize=(12, 3 * num_lines), layout="constrained")
+    for place, (title, series) in enumerate(titles.items(), start=1):
+        axes = figure.add_subplot(num_lines, 3, place)
+        tidy(axes, title.replace("_", " "), "step")
         plot(axes, series)
     return figure
-
-
-def loss_series(record: Record) -> dict[str, Series]:
-    """Return the losses by name, with the best one and the baseline as curves of their own."""
-    series = {
-        "training": numbers(record.history, "loss"),
-        "validation": numbers(record.evaluations, "loss"),
-    }
-    best = record.best
-    if best:
-        name = f"best {best['loss']:.4g}, step {best['step']:,}"
-        series[name] = [(best["step"], best["loss"])]
-    if record.baseline is not None:
-        name = f"baseline {record.baseline:.4g}"
-        series[name] = [(1, record.baseline), (record.step, record.baseline)]
-    return series
 
 
 def tidy(axes: Any, title: str, x: str = "", y: str = "") -> None:
@@ -276,19 +199,12 @@ def tidy(axes: Any, title: str, x: str = "", y: str = "") -> None:
 
 
 def plot(axes: Any, series: dict[str, Series]) -> None:
-    """Plot curves, scaled to the last nine tenths of each, as first values would flatten them."""
-    late: list[float] = []
+    """Plot curves without their first tenth, whose values would flatten the others."""
     for label, pairs in series.items():
-        steps = [step for step, _ in pairs]
-        values = [value for _, value in pairs]
-        marker = "." if len(pairs) <= FEW_POINTS else ""
+        late = [(step, value) for step, value in pairs if step >= pairs[-1][0] / 10]
+        steps = [step for step, _ in late]
+        values = [value for _, value in late]
+        marker = "." if len(late) <= FEW_POINTS else ""
         axes.plot(steps, values, label=label, marker=marker)
-        border = max(steps, default=0) / 10
-        late += [value for step, value in pairs if step >= border]
-
-    low = min(late, default=0.0)
-    high = max(late, default=1.0)
-    margin = 0.06 * ((high - low) or abs(high) or 1)
-    axes.set_ylim(low - margin, high + margin)
     if len(series) > 1:
         axes.legend(frameon=False, fontsize=8)

@@ -1,0 +1,103 @@
+"""Adds to report.md what it leaves out: all metrics, speed, memory, optimizations, versions.
+
+`metrics.csv` has the records of `metrics.jsonl` as a table.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from ..engine.files import read_rows, write_text
+from ..engine.record import Record, Row, numbers
+from ..engine.report import NO_METRICS, Cells, draw, duration, markdown, plots, table
+
+
+def steady(values: list[float]) -> float:
+    """Return the median without the first value, which includes compilation and cold caches."""
+    return median(values[1:] or values)
+
+
+# For each name in the metrics: its label in the report, and the function that summarizes it.
+SPEED: dict[str, tuple[str, Callable[[list[float]], float]]] = {
+    "samples_per_second": ("samples/s, median", steady),
+    "tokens_per_second": ("tokens/s, median", steady),
+    "step_ms": ("ms per step, median", steady),
+    "data_wait_fraction": ("data wait, median fraction of the time", steady),
+    "mfu": ("MFU, median", steady),
+    "skipped_steps": ("steps skipped because of fp16 overflow", sum),
+    "memory_mb": ("GPU memory in use, peak MB", max),
+    "memory_reserved_mb": ("GPU memory reserved, peak MB", max),
+}
+
+
+def report_lines(run: Path) -> list[str]:
+    """Write `metrics.csv` and `details.png` of a run; return tables for report.md."""
+    record = Record(run)
+    write_csv(run / "metrics.csv", read_rows(run / "metrics.jsonl"))
+    optimizations = [tuple(row.values()) for row in record.environment.get("optimizations", [])]
+    sections = [
+        [draw(run / "details.png", lambda: plots(curves(record)))],
+        table("Speed and memory", ("", ""), speed(record.training)),
+        table("Optimizations", ("", "state", "why"), optimizations),
+        table("Machine and versions", ("", ""), machine(record)),
+    ]
+    return markdown(sections).splitlines()
+
+
+def write_csv(path: Path, records: list[Row]) -> None:
+    """Write a line for each record, and a column for each name."""
+    names = dict.fromkeys(name for record in records for name in record)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(records)
+    write_text(path, text.getvalue())
+
+
+def curves(record: Record) -> dict[str, Any]:
+    """Return the curves of the speed and of each metric, by the title of their plot."""
+    titles = {"samples_per_second": {"training": numbers(record.training, "samples_per_second")}}
+    names = dict.fromkeys(name for row in record.evaluations for name in row)
+    for name in names:
+        if name not in (*NO_METRICS, "step", "loss"):
+            titles[name] = {"validation": numbers(record.evaluations, name)}
+    return titles
+
+
+def speed(records: list[Row]) -> list[Cells]:
+    """Summarize the speed and memory of the logged steps, as SPEED defines it."""
+    rows = []
+    for name, (label, sum_up) in SPEED.items():
+        values = [value for _, value in numbers(records, name)]
+        if values:
+            rows.append((label, f"{sum_up(values):,.4g}"))
+    return rows
+
+
+def machine(record: Record) -> list[Cells]:
+    """Return when, where and how the run was trained."""
+    environment = record.environment
+    resumes = [f"{step:,}" for step in record.status.get("resumes", [])]
+    return [
+        ("device", environment.get("gpu")),
+        *environment.get("versions", {}).items(),
+        ("git", environment.get("git")),
+        ("command", " ".join(environment.get("argv", []))),
+        ("resumed from steps", ", ".join(resumes)),
+        ("duration", f"{duration(seconds(record))} from the start to the last log entry"),
+    ]
+
+
+def seconds(record: Record) -> float:
+    """Return the seconds from the start to the last log entry, including pauses."""
+    entries = record.training + record.evaluations + record.events
+    times = [row.get("time", 0) for row in entries]
+    started = record.environment.get("started")
+    if started is None or not times:
+        return 0.0
+    return float(max(max(times) - started, 0))

@@ -1,0 +1,49 @@
+"""The order `lanes`: its settings, and what it needs: an order of samples and a model.
+
+`dataset.py` and `model.py` discover the two functions. Nothing here imports torch at its start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+from .. import settings as workload
+from ..engine.config import Natural, Section, defaults
+
+if TYPE_CHECKING:
+    from ..engine.order import Order
+    from ..lanes import LaneForecaster
+    from ..model import Forecaster
+
+
+class Data(workload.Data):
+    """Where the dataset is, the order of its windows, and how they reach the device."""
+
+    # mypy does not want a wider type in a subclass.
+    order: Literal["auto", "full", "block", "time", "lanes"] = "auto"  # type: ignore[assignment]
+    stride: Natural = 0
+
+
+class Sections(Section):
+    """The section `data`, with the order `lanes`."""
+
+    data: Data = defaults(Data)
+
+
+def orders(settings: Sections | None, history: int) -> dict[str, Callable[..., Order]]:
+    """Return the order by its name in `data.order`. history: rows, the default of the stride."""
+    from ..engine.lanes import Lanes
+
+    stride = settings.data.stride if settings else 0
+    return {"lanes": partial(Lanes, stride=stride or history)}
+
+
+def build_model(settings: Any, facts: dict[str, Any]) -> Forecaster | LaneForecaster:
+    """Build the forecaster; with the order `lanes`, the one that carries its state."""
+    from ..lanes import LaneForecaster
+    from ..model import Forecaster
+
+    forecaster = LaneForecaster if settings.data.order == "lanes" else Forecaster
+    return forecaster(settings, facts)

@@ -1,0 +1,132 @@
+"""Compare driver, PyTorch build and GPU with the project's answers; --verify: all stored data.
+
+The exit code is 1 if a check failed. A warning is about lost speed or something to look at;
+training works nevertheless.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..engine import gpus
+from ..engine.yaml_text import read_yaml
+from .doctor import failure
+
+if TYPE_CHECKING:
+    from ..config import Settings
+
+ANSWERS = Path(".copier-answers.yml")
+WHEELS = "https://download.pytorch.org/whl/"
+
+Answers = Mapping[str, Any]
+Finding = tuple[str, str]
+"""The result of a check: ok, warning or failed, and one line about it."""
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--verify", action="store_true", help="compare all stored data with their checksums"
+    )
+
+
+def run(arguments: argparse.Namespace, load: Callable[[], Settings]) -> int:
+    """Run every check, even if an earlier one failed."""
+    settings = load()
+    card = gpus.this_card()
+    answers: Any = {}
+    if ANSWERS.exists():
+        answers = read_yaml(ANSWERS)
+    checks: dict[str, Callable[[], Finding]] = {
+        "driver": lambda: check_driver(card, answers),
+        "wheel": lambda: check_wheel(card),
+        "card": lambda: check_card(card, answers),
+    }
+    if arguments.verify:
+        checks["data"] = lambda: check_data(settings)
+
+    code = 0
+    for name, check in checks.items():
+        try:
+            state, line = check()
+        except Exception as error:
+            state = "failed"
+            line = failure(error, settings)
+        print(f"{state:8} {name:12} {line}", flush=True)
+        if state == "failed":
+            code = 1
+    return code
+
+
+def check_driver(card: gpus.Card, answers: Answers) -> Finding:
+    """Ask the driver for its version, and check that torch can use it."""
+    import torch
+
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return "ok", "nvidia-smi is not installed"
+    query = [program, "--query-gpu=driver_version", "--format=csv,noheader"]
+    done = subprocess.run(query, capture_output=True, text=True, timeout=30)
+    version = (done.stdout or done.stderr).strip().partition("\n")[0]
+    if done.returncode:
+        return "failed", f"nvidia-smi fails: {version}: reload or reinstall the driver"
+    if card.capability is None and answers.get("gpu") != "cpu":
+        remedy = f"update the driver, or install another build from {WHEELS}"
+        return "failed", f"{version}: torch {torch.__version__} cannot use the GPU: {remedy}"
+    return "ok", version
+
+
+def check_wheel(card: gpus.Card) -> Finding:
+    """Run a kernel on the GPU: this build of torch may have no code for it."""
+    import torch
+
+    line = f"torch {torch.__version__}"
+    if card.capability is None:
+        return "ok", line
+    try:
+        torch.ones(1, device="cuda").add_(1).item()
+    except RuntimeError as error:
+        if "no kernel image" not in str(error):
+            raise
+        row, _ = gpus.match(card)
+        build = f"another build from {WHEELS}"
+        if row is not None:
+            build = f"torch{row.torch} from {WHEELS}{row.wheel}"
+        return "failed", f"{line} has no code for sm {card.sm}: install {build}"
+    return "ok", f"{line} has code for this GPU"
+
+
+def check_card(card: gpus.Card, answers: Answers) -> Finding:
+    """Compare the GPU with the answer `gpu`; if they differ, name the command that adapts it."""
+    answer = answers.get("gpu")
+    if card.capability is None:
+        result = "ok" if answer in ("auto", "cpu") else "warning"
+        return result, f"no GPU, training runs on the CPU; the project is for gpu={answer}"
+
+    row, why = gpus.match(card)
+    key = row.key if row else "other"
+    same_sm = answers.get("gpu_compute_capability", card.sm) == card.sm
+    if answer == "auto" or (answer == key and same_sm):
+        return "ok", f"{why}; the project is for gpu={answer}"
+    command = f"copier update --defaults -r :current: -d gpu={key}"
+    if row is None:
+        command += f" -d gpu_compute_capability={card.sm} -d gpu_memory_gb={card.memory_gb:.0f}"
+    # Copier rejects the update if the new GPU does not support the old precision.
+    native = gpus.features(card.capability, card.hip)
+    if answers.get("precision") in {"tf32", "bf16", "fp8"} - native:
+        command += " -d precision=auto"
+    return "warning", f"this GPU is {card.name}, but the project is for gpu={answer}: {command}"
+
+
+def check_data(settings: Settings) -> Finding:
+    """Compare all files of the prepared dataset with their checksums."""
+    from ..assemble import open_store
+    from ..engine.store import verify
+
+    store = open_store(settings)
+    num_bytes = verify(store, again=True)
+    return "ok", f"{num_bytes / 1e6:,.1f} MB in {store.folder} are as `prepare` wrote them"

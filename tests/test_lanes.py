@@ -1,0 +1,121 @@
+"""The extra `lanes`: the state of the LSTM is carried through time, scored so, and resumed."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from importing import imported
+from rendering import render
+from running import (
+    check_run,
+    evaluation_of,
+    evaluations,
+    last_state,
+    losses,
+    one_error,
+    run,
+    weights,
+)
+from test_questions import refusal
+from test_tier_b import TINY
+from variants import choices
+
+PROJECT = render(extras=["lanes"])
+LANES = ("--data.order", "lanes", "--data.batch_size", "4", "--monitor.every_steps", "1")
+WORDS = ("train", *TINY["timeseries"], *LANES, "--evaluation.every_steps", "8")
+
+
+def model(order: str, frames: int = 1, **sizes: Any) -> Any:
+    given = {"width": 8, "depth": 2, "dropout": 0.0, "subtract_last": False, "linear_path": False}
+    data = SimpleNamespace(order=order)
+    settings = SimpleNamespace(model=SimpleNamespace(**given | sizes), data=data)
+    scale = {"history": 24, "mean": [0.0] * 3, "std": [1.0] * 3}
+    known = [{"name": "H1", "step": 3600, **scale}, {"name": "H4", "step": 14400, **scale}]
+    facts: dict[str, Any] = {"horizon": 6, "targets": [0, 2], "frames": known[:frames]}
+    facts |= {"target_mean": [[0.0, 0.0]], "target_std": [[1.0, 1.0]]}
+    torch.manual_seed(0)
+    return imported(PROJECT, "model").build_model(settings, facts)
+
+
+def batch(length: int = 24) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    everywhere = torch.ones(4, dtype=torch.bool)
+    return {
+        "H1": torch.randn(4, length, 3, generator=generator),
+        "H4": torch.randn(4, 24, 3, generator=generator),
+        "target": torch.randn(4, 6, 2, generator=generator),
+        "present": everywhere,
+        "starts_sequence": everywhere,
+    }
+
+
+def test_a_carried_state_is_that_of_one_long_window():
+    """Two windows, one behind the other in a lane, end in the state of a window of both."""
+    forecaster = model("lanes").eval()
+    long = batch(length=48)
+    continued = {"starts_sequence": torch.zeros(4, dtype=torch.bool)}
+    forecaster(long | {"H1": long["H1"][:, :24]})
+    second = forecaster(long | {"H1": long["H1"][:, 24:]} | continued)
+    assert forecaster.recurrent.states[False]["H1"][0].shape == (4, 2, 8)  # lanes first
+    whole = forecaster(long)
+    torch.testing.assert_close(second.loss, whole.loss)
+
+
+def test_only_frames_that_a_lane_passes_once_are_carried():
+    forecaster = model("lanes", frames=2)
+    forecaster(batch())
+    assert forecaster.recurrent.states[True].keys() == {"H1"}
+    assert not hasattr(model("full", frames=2), "recurrent")
+
+
+def test_without_lanes_the_extra_changes_no_weight_and_no_loss():
+    """The forecaster that carries a state starts from the same weights."""
+    one, other = model("lanes", frames=2, subtract_last=True), model("full", 2, subtract_last=True)
+    assert all(map(torch.equal, one.state_dict().values(), other.state_dict().values()))
+    plain = imported(render(), "model").Forecaster
+    assert one.state_dict().keys() == other.state_dict().keys()
+    assert type(other).__name__ == plain.__name__
+    assert torch.equal(one(batch()).loss, other(batch()).loss), "each lane starts here"
+
+
+@pytest.mark.parametrize("framework", choices("framework"))
+@pytest.mark.first(1)
+def test_a_run_continues_with_the_carried_state(framework, tmp_path):
+    """Stopped inside an epoch and at its end, bit for bit as the run left alone."""
+    project = render(framework=framework, extras=["lanes"])
+    whole = tmp_path / "whole"
+    parts = tmp_path / "parts"
+    check_run(project, *WORDS, "--training.max_steps", "20", cwd=whole)
+    check_run(project, *WORDS, "--training.max_steps", "20", "--max-steps", "7", cwd=parts)
+    (rank,) = last_state(parts)["ranks"]["ranks"]
+    assert rank["carry"] is not None
+    for until in ("11", "20"):
+        check_run(project, "train", "--resume", "--max-steps", until, cwd=parts)
+    assert losses(parts) == losses(whole)
+    assert evaluations(parts) == evaluations(whole)
+    assert weights(parts) == weights(whole)
+
+
+def test_forecasts_of_lanes_are_those_that_are_scored(tmp_path):
+    check_run(PROJECT, *WORDS, "--training.max_steps", "8", cwd=tmp_path)
+    check_run(PROJECT, "evaluate", "--split", "validation", cwd=tmp_path)
+    words = ("--split", "validation", "--output", "p.npz")
+    check_run(PROJECT, "predict", *words, cwd=tmp_path)
+    store = imported(PROJECT, "engine.store").Store.open(tmp_path / "data/synthetic")
+    rows = store.arrays["H1"].rows()
+    times = store.arrays["time"].rows()
+    with np.load(tmp_path / "p.npz") as file:
+        forecast = file["prediction"].astype(np.float64)
+        first = np.searchsorted(times, file["time"]) + 1
+    error = forecast - rows[first[:, None] + np.arange(forecast.shape[1])]
+    expected = evaluation_of(tmp_path)["metrics"]["mse_original"]
+    assert np.square(error).mean() == pytest.approx(expected, rel=1e-5)
+
+
+def test_what_has_no_lanes_says_so_in_one_line(tmp_path):
+    done = run(render(), "train", "--data.order", "lanes", cwd=tmp_path)
+    one_error(done, "data.order cannot be 'lanes'")
+    message = refusal(tmp_path, workload="llm", extras=["ema", "lanes"])
+    assert message.endswith("only timeseries has lanes")

@@ -1,0 +1,95 @@
+"""`machine` of the extra `check`: this machine, and cards, builds and drivers that are not here."""
+
+import pytest
+import torch
+from importing import imported
+from rendering import render
+from running import flip_bit, run
+
+PROJECT = render(workload="tabular", extras=["check"])
+machine = imported(PROJECT, "commands.machine")
+Card = imported(PROJECT, "engine.gpus").Card
+
+CPU = Card("CPU", None)
+V100 = Card("Tesla V100-SXM2-16GB", (7, 0), 15.8, 80)
+RTX_4090 = Card("NVIDIA GeForce RTX 4090", (8, 9), 23.6, 128)
+H100 = Card("NVIDIA H100 80GB HBM3", (9, 0), 79.1, 132)
+SLICE = Card("NVIDIA H100 80GB HBM3 MIG 1g.10gb", (9, 0), 9.8, 16)
+MI300X = Card("AMD Instinct MI300X", (9, 4), 191.7, 304, hip=True)
+
+
+def test_this_machine_and_all_stored_data(tmp_path):
+    done = run(PROJECT, "machine", "--verify", cwd=tmp_path)
+    lines = done.out.splitlines()
+    assert [line.split()[1] for line in lines] == ["driver", "wheel", "card", "data"]
+    assert "are as `prepare` wrote them" in lines[-1]
+    file = min((tmp_path / "data/synthetic").glob("*.bin"))
+    flip_bit(file, 100)
+    done = run(PROJECT, "machine", "--verify", cwd=tmp_path)
+    assert done.code == 1
+    assert "failed   data         the stored data are damaged" in done.out
+
+
+OTHER = "gpu=other -d gpu_compute_capability=9.0 -d gpu_memory_gb=10"
+
+
+@pytest.mark.parametrize(
+    ("card", "answers", "state", "command"),
+    [
+        (CPU, {"gpu": "auto"}, "ok", ""),
+        (CPU, {"gpu": "h100"}, "warning", ""),
+        (H100, {"gpu": "h100"}, "ok", ""),
+        (H100, {"gpu": "cpu"}, "warning", "gpu=h100"),
+        (RTX_4090, {"gpu": "h100", "precision": "bf16"}, "warning", "gpu=rtx_4090"),
+        (V100, {"gpu": "h100", "precision": "bf16"}, "warning", "gpu=v100 -d precision=auto"),
+        (SLICE, {"gpu": "h100"}, "warning", OTHER),
+        (SLICE, {"gpu": "other", "gpu_compute_capability": "8.0"}, "warning", OTHER),
+        (MI300X, {"gpu": "h100"}, "warning", "gpu=mi300x"),
+    ],
+)
+def test_another_card_than_the_answer_has_the_command_that_moves_the_project(
+    card, answers, state, command
+):
+    found, line = machine.check_card(card, answers)
+    assert found == state
+    if not command:
+        assert "copier" not in line
+        return
+    assert line.endswith(f": copier update --defaults -r :current: -d {command}")
+    answers = dict(pair.split("=") for pair in command.split(" -d "))
+    if "gpu_memory_gb" in answers:
+        answers["gpu_memory_gb"] = float(answers["gpu_memory_gb"])
+    assert render(**answers).exists(), "Copier accepts these answers"
+
+
+def test_a_wheel_without_code_names_one_that_has_it(monkeypatch):
+    monkeypatch.setattr(torch, "ones", lambda *_, **__: torch.zeros(1))
+    assert machine.check_wheel(V100)[0] == "ok"
+
+    def ones(*_, **__):
+        raise RuntimeError("CUDA error: no kernel image is available")
+
+    monkeypatch.setattr(torch, "ones", ones)
+    state, line = machine.check_wheel(V100)
+    assert state == "failed"
+    assert "no code for sm 7.0: install torch" in line
+    assert line.endswith("/whl/cu126")
+
+
+@pytest.mark.parametrize(
+    ("card", "answer", "script", "state", "says"),
+    [
+        (H100, "auto", "echo 580.95", "ok", "580.95"),
+        (CPU, "cpu", "echo 580.95", "ok", "580.95"),
+        (CPU, "auto", "echo 580.95", "failed", "cannot use the GPU: update the driver"),
+        (H100, "auto", "echo version mismatch; exit 18", "failed", "version mismatch: reload"),
+    ],
+)
+def test_the_driver_is_asked(tmp_path, monkeypatch, card, answer, script, state, says):
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found, line = machine.check_driver(card, {"gpu": answer})
+    assert found == state
+    assert says in line
