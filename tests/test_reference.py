@@ -234,8 +234,8 @@ def test_names_that_only_some_runs_have_are_in_the_code():
     for entry in ("training", "evaluation", "events"):
         named = [name for name in entries[entry]["keys"] if f'"{name}"' not in sources()]
         assert set(named) <= {"text"}  # an argument of `event`
-    monitor = (reference.project(WORKLOADS[0]) / f"src/{PACKAGE}/engine/monitor.py").read_text()
-    written = re.findall(r'(?:metrics|record)\["(\w+)"\] = ', monitor)
+    run = (reference.project(WORKLOADS[0]) / f"src/{PACKAGE}/engine/run.py").read_text()
+    written = re.findall(r'(?:metrics|record)\["(\w+)"\] = ', run)
     assert "memory_mb" in written
     assert set(written) <= entries["training"]["keys"].keys()
 
