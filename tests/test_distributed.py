@@ -185,7 +185,9 @@ def spoil_rank_one(rank: int) -> None:
 
     def batch(self: Any, rows: dict[str, Any]) -> dict[str, Any]:
         result = real(self, rows)
-        if rank == 1 and self.training and next(calls) == 5:  # the first one is the dry run's
+        if (
+            rank == 1 and self.training and next(calls) == 6
+        ):  # two are of the checks before the first step
             result["target"] = result["target"] * float("nan")
         return result
 
@@ -205,7 +207,7 @@ def test_a_loss_of_one_rank_that_is_not_finite_is_told_once(place):
 
 def no_memory_on_rank_one(rank: int) -> None:
     from my_training import assemble  # type: ignore[import-not-found]
-    from my_training.engine import errors, memory  # type: ignore[import-not-found]
+    from my_training.engine import dry_run, errors  # type: ignore[import-not-found]
 
     real = assemble.build_model
 
@@ -219,13 +221,13 @@ def no_memory_on_rank_one(rank: int) -> None:
         return model
 
     assemble.build_model = build
-    memory.out_of_memory = lambda *_: errors.UserError("out of GPU memory")
+    dry_run.out_of_memory = lambda *_: errors.UserError("out of GPU memory")
 
 
 def no_room_on_rank_one(rank: int) -> None:
-    from my_training.engine import memory  # type: ignore[import-not-found]
+    from my_training.measure import memory_estimate  # type: ignore[import-not-found]
 
-    memory.free_memory = lambda device: 1000 if rank == 1 else 1 << 40
+    memory_estimate.free_memory = lambda device: 1000 if rank == 1 else 1 << 40
 
 
 @pytest.mark.parametrize(
@@ -236,7 +238,7 @@ def no_room_on_rank_one(rank: int) -> None:
     ],
 )
 def test_too_little_memory_on_one_rank_ends_all_before_the_first_step(fault, message, place):
-    project = render(workload="tabular", distributed="ddp")
+    project = render(workload="tabular", distributed="ddp", extras=["diagnose"])
     folder = place("tabular")
     main, other = run_ranks(project, "train", *TABULAR, cwd=folder, before=fault)
     one_error(main, message)

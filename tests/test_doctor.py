@@ -66,7 +66,7 @@ def test_something_broken_exits_with_1_and_the_rest_is_checked(tmp_path):
     assert [name for name in states if states[name] == "failed"] == ["data", "compile"]
     assert "UserError" not in done.out
     assert re.search(r"compile  .+no working C\+\+ compiler.+--compile.enabled false", done.out)
-    assert re.search("fp16 on this CPU: .+measured.; the LSTM computes in float32", done.out)
+    assert re.search("precision +fp16: set by training.precision", done.out)
     assert "\nTF32 in matmuls " in done.out
 
 

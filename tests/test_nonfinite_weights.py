@@ -15,7 +15,6 @@ from running import (
     run,
     weights,
 )
-from safetensors.torch import load_file
 from test_phases import configure
 from variants import choices
 
@@ -89,7 +88,7 @@ def undisturbed(spoiled, tmp_path_factory):
 
 def newest_step(folder):
     """That of the newest checkpoint, whose weights must be finite."""
-    tensors = load_file(last_checkpoint(folder) / "model.safetensors")
+    tensors = torch.load(last_checkpoint(folder), weights_only=True)["model"]
     assert all(tensor.isfinite().all() for name, tensor in tensors.items() if name != "mask")
     return json.loads((last_checkpoint(folder) / "manifest.json").read_text())["step"]
 
@@ -129,7 +128,7 @@ def test_all_ranks_end_with_one_line(spoil, spoiled, undisturbed, tmp_path):
     one_error(results[0], "not finite")
     assert results[1].code == 2
     assert not results[1].errors()
-    assert last_checkpoint(tmp_path).name == "step-00000002"
+    assert last_checkpoint(tmp_path).name.startswith("step-00000002-")
 
 
 def test_a_later_phase_keeps_the_checkpoint_of_the_one_before(spoiled, tmp_path):

@@ -17,7 +17,6 @@ from importing import imported
 from made_up import columns, lines, values, written
 from rendering import render
 from running import check_run, evaluations, last_checkpoint, losses, one_error, run
-from safetensors.torch import load_file
 from test_windows import hdf5
 
 TABULAR = render(workload="tabular")
@@ -210,7 +209,7 @@ def test_data_that_cannot_be_read_are_not_damaged(unreadable, place):
 )
 def test_a_run_starts_from_what_torch_save_wrote(name, wrap, place):
     checkpoint = last_checkpoint(place)
-    state = load_file(checkpoint / "model.safetensors")
+    state = torch.load(checkpoint, weights_only=True)["model"]
     torch.save(wrap(state), place / name)
     content = (place / name).read_bytes()
     words = ("train", *SMALL, "--training.max_steps", "1", "--training.init_from")
@@ -347,19 +346,3 @@ def test_a_sealed_manifest_of_data_with_wrong_types_is_one_line(path, place):
 def test_a_split_outside_of_the_rows_is_one_line(split, place):
     changed(place / "data/manifest.json", "splits", "train", value=split)
     one_error(run(TABULAR, "train", *SMALL, cwd=place), "the manifest is damaged: data/manifest")
-
-
-@pytest.mark.parametrize("name", ["format", "step", "best", "facts", "aliases", "sha256", "shards"])
-@pytest.mark.first(3)
-def test_a_sealed_manifest_of_a_checkpoint_with_wrong_types_is_one_line(name, place):
-    *others, newest = sorted(last_checkpoint(place).parent.glob("step-*"))
-    for other in others:
-        shutil.rmtree(other)
-    manifest = newest / "manifest.json"
-    before = manifest.read_text()
-    for value in WRONG:
-        if type(value) is not type(json.loads(before)[name]):
-            manifest.write_text(before)
-            changed(manifest, name, value=value)
-            one_error(run(TABULAR, "evaluate", cwd=place), "checkpoint")
-            one_error(run(TABULAR, "train", "--resume", cwd=place), "checkpoint")

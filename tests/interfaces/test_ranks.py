@@ -166,16 +166,6 @@ def test_restarted_processes_do_not_meet_the_dead_ones():
     assert first == second != "old name"
 
 
-@pytest.mark.parametrize(("count", "world"), [(8, 2), (7, 2), (5, 4), (2, 4), (1, 3)])
-def test_rows_are_cut_as_fully_shard_cuts_them(count, world):
-    """Every row once, in order; the last ranks may have none."""
-    rows = part("fsdp").rows
-    cuts = [rows(count, rank, world) for rank in range(world)]
-    chunks = torch.arange(count).chunk(world)
-    expected = [(int(chunk[0]), int(chunk[-1]) + 1) for chunk in chunks]
-    assert cuts == expected + [(count, count)] * (world - len(chunks))
-
-
 def test_a_batch_reaches_a_sharded_model_as_it_is():
     """Blocks compute in bf16. Targets, and values before they are scaled, keep their digits."""
 

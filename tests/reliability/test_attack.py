@@ -147,7 +147,7 @@ def train(
 MOMENTS = {
     "package": {
         "start": "engine.run:dry_run",
-        "step": "engine.run:Run.advance",
+        "step": "engine.run:Run.end_step",
         "evaluation": "engine.run:evaluate",
         "save": "engine.checkpoint:Checkpoint.save",
         "prepare": "engine.store:write_sealed",

@@ -90,7 +90,7 @@ class Hook:
         self.samples = Samples(run.folder, project.device, self.every)
         if self.samples.unseen and not Hook.has_noted:
             Hook.has_noted = True
-            run.monitor.line(f"note: watch samples no GPU: {self.samples.unseen}")
+            run.log.line(f"note: watch samples no GPU: {self.samples.unseen}")
         self.leaks = Leaks(project.device)
         self.epoch, _, _ = run.place_of(run.step_of_phase)
         self.checked = self.epoch

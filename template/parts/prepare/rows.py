@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..engine.errors import UserError
-from ..engine.store import StoreWriter
+from ..engine.store import Store, StoreWriter
 from .scaling import BLOCK_ROWS, PIECE_ROWS, Scaler
 
 SAMPLE_ROWS = 20_000  # training rows that `telling_columns` looks at, at most twice as many
@@ -218,3 +218,19 @@ def _new_codes(table: Table, facts: Facts) -> dict[str, np.ndarray]:
         codes = [code_of.get(value, 0) for value in values]
         new_codes[name] = np.array([0, *codes], np.int32)
     return new_codes
+
+
+def file_rows(store: Store, split: str, index: np.ndarray) -> dict[str, np.ndarray]:
+    """Return `row` (N,) of the samples `index`, from 1 in its file; and `file` if it is a folder.
+
+    Synthetic rows are in no file. Other data may have no `row`.
+    """
+    if "row" not in store.arrays:
+        return {"row of the split": index + 1}
+    first, last = store.splits[split]
+    rows = store.arrays["row"].read(first, last)[index]
+    starts = np.array([start for start, _ in store.source["files"]])
+    names = np.array([name for _, name in store.source["files"]])
+    place = starts.searchsorted(rows, "right") - 1
+    of_file = {"row": rows - starts[place] + 1}
+    return {"file": names[place], **of_file} if len(names) > 1 else of_file

@@ -46,22 +46,6 @@ class Samples:
         return batch
 
 
-def file_rows(store: Store, split: str, index: np.ndarray) -> dict[str, np.ndarray]:
-    """Return `row` (N,) of the samples `index`, from 1 in its file; and `file` if it is a folder.
-
-    Synthetic rows are in no file. Older versions of `prepare` did not store the row.
-    """
-    if "row" not in store.arrays:
-        return {"row of the split": index + 1}
-    first, last = store.splits[split]
-    rows = store.arrays["row"].read(first, last)[index]
-    starts = np.array([start for start, _ in store.source["files"]])
-    names = np.array([name for _, name in store.source["files"]])
-    place = starts.searchsorted(rows, "right") - 1
-    of_file = {"row": rows - starts[place] + 1}
-    return {"file": names[place], **of_file} if len(names) > 1 else of_file
-
-
 # --- baselines: metrics without a model
 
 

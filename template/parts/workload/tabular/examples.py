@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from matplotlib.figure import Figure
 
-from .dataset import file_rows
 from .engine.report import table, tidy
+from .prepare.rows import file_rows
 
 if TYPE_CHECKING:
     from .engine.interfaces import Batch

@@ -40,8 +40,8 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     a .npz file, classes are numbers, with `probability` (N, K) and the names `classes`. In a CSV
     file, classes are names.
     """
-    from ..dataset import file_rows
     from ..engine.store import Store
+    from ..prepare.rows import file_rows
 
     choose_split(arguments, bool(arguments.input))
     folder = find_run(arguments.run)

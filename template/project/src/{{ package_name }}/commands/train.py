@@ -113,7 +113,9 @@ def train(
 
     # The run's folder does not exist yet, so an error leaves nothing behind. Rank 0 makes the
     # synthetic sample while the other ranks wait.
-    distributed.on_all_ranks(lambda: open_store(settings, synthetic), main_first=True)
+    first_phase = settings.phase(1) if settings.phases else settings
+    if synthetic:
+        distributed.on_all_ranks(lambda: open_store(first_phase), main_first=True)
     if arguments.minutes is not None and resumed is None:
         settings = within(arguments.minutes, settings, build, distributed)
 
