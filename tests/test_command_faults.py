@@ -23,7 +23,9 @@ from running import (
     start,
 )
 
-TABULAR = render(workload="tabular", extras=["compare", "ema", "estimate", "export", "watch"])
+TABULAR = render(
+    workload="tabular", extras=["check", "compare", "ema", "estimate", "export", "watch"]
+)
 
 # ---- YAML that no configuration needs
 
@@ -90,7 +92,7 @@ def test_files_of_a_run_and_of_the_project_are_read_within_the_same_limits(tmp_p
     run_folder.mkdir(parents=True)
     (run_folder / "config.resolved.yaml").write_text(f"estimate: {NESTED}")
     (tmp_path / ".copier-answers.yml").write_text(NESTED)
-    for words in (("evaluate",), ("doctor",)):
+    for words in (("evaluate",), ("machine",)):
         one_error(run(TABULAR, *words, cwd=tmp_path), "more than .* levels")
     for words in (("report",), ("compare",)):  # of a run with damaged settings, too
         check_run(TABULAR, *words, cwd=tmp_path)
@@ -173,10 +175,8 @@ PATHS = [
 @pytest.mark.parametrize("words", PATHS)
 def test_a_path_of_5000_characters_is_one_line(words, stopped):
     before = sorted(stopped.rglob("*"))
-    one_error(
-        run(TABULAR, *words.split(), cwd=stopped),
-        "[Nn]ame too long|no run|does not exist|no such file",
-    )
+    said = "[Nn]ame too long|no run|does not exist|no such file"
+    one_error(run(TABULAR, *words.split(), cwd=stopped), said)
     assert sorted(stopped.rglob("*")) == before
 
 

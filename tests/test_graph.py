@@ -272,7 +272,7 @@ def test_a_bad_file_is_one_line(ant, says, tmp_path):
         ("--horizons 1,40", ["40 days is longer than the validation split of 25", "1,40"]),
         ("--split 300,20,20", ["needs 340 days", "there are 210"]),
         ("--split 100,0,20", ["no day is left for validation"]),
-        ("--input nowhere", ["cannot read the file", "nowhere"]),
+        ("--input nowhere", ["no such file or folder", "nowhere"]),
         ("--input empty", ["or .csv.gz file in the folder", "empty"]),
     ],
 )

@@ -125,7 +125,9 @@ def test_only_a_wait_longer_than_what_a_worker_costs_asks_for_workers(
 
 # ---- commands that measure -----------------------------------------------------------------------
 
-ALL = render(workload="tabular", extras=["benchmark", "profile", "tune", "estimate", "compare"])
+ALL = render(
+    workload="tabular", extras=["benchmark", "profile", "tune", "estimate", "compare", "diagnose"]
+)
 
 
 @pytest.mark.parametrize(
