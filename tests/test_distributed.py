@@ -231,14 +231,20 @@ def no_room_on_rank_one(rank: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "message"),
+    ("fault", "extras", "message"),
     [
-        (no_memory_on_rank_one, "out of GPU memory"),
-        (no_room_on_rank_one, r"a batch of [\d,]+ samples needs about .+: data.batch_size: "),
+        (no_memory_on_rank_one, [], "out of GPU memory"),
+        (
+            no_room_on_rank_one,
+            ["diagnose"],
+            r"a batch of [\d,]+ samples needs about .+: data.batch",
+        ),
     ],
 )
-def test_too_little_memory_on_one_rank_ends_all_before_the_first_step(fault, message, place):
-    project = render(workload="tabular", distributed="ddp", extras=["diagnose"])
+def test_too_little_memory_on_one_rank_ends_all_before_the_first_step(
+    fault, extras, message, place
+):
+    project = render(workload="tabular", distributed="ddp", extras=extras)
     folder = place("tabular")
     main, other = run_ranks(project, "train", *TABULAR, cwd=folder, before=fault)
     one_error(main, message)

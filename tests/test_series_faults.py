@@ -13,7 +13,8 @@ import pyarrow.parquet
 import pytest
 import stocks
 from made_up import contents, lines, prepare, prepared, store, values, written
-from running import one_error
+from rendering import render
+from running import one_error, run
 from workload import Workload
 
 SERIES = Workload("timeseries")
@@ -149,8 +150,9 @@ def test_a_run_without_windows_across_gaps_trains_evaluates_and_forecasts(tmp_pa
     written(tmp_path, series(GAPS[285:315]), "new.csv")
     says = "each window .*longer gap: --max-gap H1"
     one_error(SERIES.run("predict", "--input", "new.csv", cwd=tmp_path), says)
-    lanes = ("--data.order", "lanes")
-    one_error(SERIES.run("train", *SMALL, *lanes, cwd=tmp_path), "lanes .*--max-gap.*data.order")
+    with_lanes = render(workload="timeseries", extras=["lanes"])
+    words = ("train", *SMALL, "--data.order", "lanes")
+    one_error(run(with_lanes, *words, cwd=tmp_path), "lanes .*--max-gap.*data.order")
 
 
 def test_a_gap_that_is_allowed_changes_no_sample(tmp_path):

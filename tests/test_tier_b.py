@@ -235,7 +235,8 @@ def overflowing() -> None:
 @pytest.mark.parametrize("framework", choices("framework"))
 def test_skipped_steps_are_counted_over_a_resume(framework, place):
     """One before the stop that no record told of yet, one after it."""
-    project = render(workload="tabular", precision="fp16", framework=framework)
+    answers = {"precision": "fp16", "framework": framework, "extras": ["compare"]}
+    project = render(workload="tabular", **answers)
     folder = place("tabular")
     words = (*TINY["tabular"], "--training.max_steps", "20", "--monitor.every_steps", "10")
     train(project, *words, "--max-steps", "7", cwd=folder, before=overflowing)
