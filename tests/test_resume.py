@@ -120,7 +120,7 @@ def test_sigkill_at_a_random_point(point, place, reference):
         assert running.wait().code in (-signal.SIGKILL, 0)
     else:
         function = ("replace", "fsync")[point % 2]
-        hit = chance.randrange(2, 25)
+        hit = chance.randrange(2, 20)
         result = train(place, before=lambda: kill_in(function, hit), framework=framework)
         assert result.code == -signal.SIGKILL
     finish(place, reference, framework)
