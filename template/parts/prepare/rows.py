@@ -122,7 +122,7 @@ def _describe_classes(table: Table, classes: list[str], counts: np.ndarray) -> F
 
 def _lines(counts: dict[str, np.ndarray]) -> list[tuple[str, ...]]:
     """Return (name, type, lowest, highest, missing) for each category."""
-    lines = []
+    lines: list[tuple[str, ...]] = []
     for name, count in counts.items():
         missing = f"{count[0] / count.sum():.1%}"
         lines.append((name, "category", "", f"{(count[1:] > 0).sum()} values", missing))

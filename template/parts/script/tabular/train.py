@@ -412,7 +412,8 @@ class Data:
     def batches(self, split: str, numbers: np.ndarray) -> Iterator:
         """Yield the numbers of rows and their batch."""
         chunks = np.split(numbers, range(self.batch_size, len(numbers), self.batch_size))
-        self.loaders[split].sampler[:] = chunks
+        sampler: Any = self.loaders[split].sampler
+        sampler[:] = chunks
         for chunk, batch in zip(chunks, self.loaders[split], strict=True):
             yield chunk, {name: x.to(self.device, non_blocking=True) for name, x in batch.items()}
 
@@ -562,8 +563,8 @@ def make_optimizer(model: nn.Module, settings: Settings) -> torch.optim.AdamW:
     weights = [p for p in model.parameters() if p.requires_grad]
     if not weights:
         raise UserError("no weight to train: class Model: add a layer, or freeze fewer of them")
-    matrices = {"params": [p for p in weights if p.dim() >= 2]}
-    biases = {"params": [p for p in weights if p.dim() < 2], "weight_decay": 0.0}
+    matrices: dict[str, Any] = {"params": [p for p in weights if p.dim() >= 2]}
+    biases: dict[str, Any] = {"params": [p for p in weights if p.dim() < 2], "weight_decay": 0.0}
     return torch.optim.AdamW([matrices, biases], weight_decay=settings.weight_decay, fused=True)
 
 
@@ -617,7 +618,8 @@ def generators() -> list[torch.Generator]:
 
 def random_states() -> dict:
     """Return the states of all random generators, without NumPy arrays: torch.load refuses them."""
-    name, keys, *others = np.random.get_state()
+    state: Any = np.random.get_state()
+    name, keys, *others = state
     return {
         "python": random.getstate(),
         "numpy": [name, keys.tolist(), *others],

@@ -441,8 +441,8 @@ def make_optimizer(model: nn.Module, settings: Settings) -> torch.optim.AdamW:
     weights = [p for p in model.parameters() if p.requires_grad]
     if not weights:
         raise UserError("no weight to train: class Model: add a layer, or freeze fewer of them")
-    matrices = {"params": [p for p in weights if p.dim() >= 2]}
-    biases = {"params": [p for p in weights if p.dim() < 2], "weight_decay": 0.0}
+    matrices: dict[str, Any] = {"params": [p for p in weights if p.dim() >= 2]}
+    biases: dict[str, Any] = {"params": [p for p in weights if p.dim() < 2], "weight_decay": 0.0}
     return torch.optim.AdamW([matrices, biases], weight_decay=settings.weight_decay, fused=True)
 
 
@@ -496,7 +496,8 @@ def generators() -> list[torch.Generator]:
 
 def random_states() -> dict:
     """Return the states of all random generators, without NumPy arrays: torch.load refuses them."""
-    name, keys, *others = np.random.get_state()
+    state: Any = np.random.get_state()
+    name, keys, *others = state
     return {
         "python": random.getstate(),
         "numpy": [name, keys.tolist(), *others],

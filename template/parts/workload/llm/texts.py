@@ -250,7 +250,7 @@ def rows(
     is_parquet = has_rows(path) == ".parquet"
     read = _parquet(path, keys, remedy) if is_parquet else _json(path, remedy)
     for where, row in read:
-        texts = []
+        texts: list[Any] = []
         if isinstance(row, dict):
             for key in keys:
                 text = row.get(key)

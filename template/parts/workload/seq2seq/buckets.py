@@ -44,5 +44,6 @@ class Buckets(Order):
             by_length = np.argsort(self._lengths[pool], kind="stable")
             padded[start : start + len(pool)] = pool[by_length]
 
-        batches = padded.reshape(-1, self.batch_size_all_ranks)
-        return batches[permutation(len(batches), self.seed, epoch, 1)]
+        batches: np.ndarray = padded.reshape(-1, self.batch_size_all_ranks)
+        shuffled_batches: np.ndarray = batches[permutation(len(batches), self.seed, epoch, 1)]
+        return shuffled_batches

@@ -275,7 +275,7 @@ def _regression_batches(store: Store, split: str) -> Iterator[tuple[np.ndarray, 
         yield inputs, _standardised(store, "targets", first, last)
 
 
-def synthesize(folder: Path, settings: Sections) -> None:
+def synthesize(folder: Path, settings: Any) -> None:
     """Write an HDF5 file of 10,000 windows, which are always the same, and refer to it.
 
     A window has 24 hours of three synthetic columns; its targets are the next 4 hours of the first.
