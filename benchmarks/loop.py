@@ -301,9 +301,9 @@ class InMemory:
         return STEPS
 
     def epoch(self, number: int, start_batch: int = 0) -> Iterator[Any]:
-        starts_sequence = torch.ones(BATCH, dtype=torch.bool)
+        every = torch.ones(BATCH, dtype=torch.bool)
         for x, y in Ring(self.data):
-            yield {"x": x, "y": y, "starts_sequence": starts_sequence}
+            yield {"x": x, "y": y, "starts_sequence": every, "present": every}
 
     def close(self) -> None:
         """Nothing is open."""
