@@ -112,10 +112,10 @@ def train(
         return assemble(settings, distributed, open_store(settings, synthetic))
 
     # The run's folder does not exist yet, so an error leaves nothing behind. Rank 0 makes the
-    # synthetic sample while the other ranks wait.
+    # synthetic sample while the other ranks wait. A later phase may have other data.
     first_phase = settings.phase(1) if settings.phases else settings
-    if synthetic:
-        distributed.on_all_ranks(lambda: open_store(first_phase), main_first=True)
+    if resumed is None or not settings.phases:
+        distributed.on_all_ranks(lambda: open_store(first_phase, synthetic), main_first=True)
     if arguments.minutes is not None and resumed is None:
         settings = within(arguments.minutes, settings, build, distributed)
 

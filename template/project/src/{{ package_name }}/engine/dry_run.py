@@ -38,8 +38,6 @@ def dry_run(project: Project, loader: Any, validation: Any = None) -> float:
         reserved = reserve_averages(project.optimizer)
         try:
             check_batch(batch)
-            if validation is not None:
-                check_answers(project, validation)
             with project.precision.autocast():
                 # The model is called without its wrapper, so that no gradients are exchanged.
                 output = project.model(batch)
@@ -55,9 +53,12 @@ def dry_run(project: Project, loader: Any, validation: Any = None) -> float:
             if project.distributed.forward_exchanges:
                 raise
             raise out_of_memory("GPU memory", project.settings, loader.order.batch_size) from error
-        del reserved
         batches.close()
         project.optimizer.zero_grad()
+        # After the step, because the loader may keep samples in the memory that a step leaves free.
+        if validation is not None:
+            check_answers(project, validation)
+        del reserved
     return float(output.total_weight)
 
 

@@ -108,7 +108,7 @@ class Meter:
 
         # All values are copied at once, because each copy waits for the GPU.
         last_norm = self._norms[-1][1].float()
-        num_skipped = (~finite(self._norms)).sum().float()
+        num_skipped = (~self._finite(self._norms)).sum().float()
         numbers = torch.cat([torch.stack([last_norm, num_skipped]), means]).tolist()
         names = list(self._values)
         self._values = {"loss": []}
@@ -120,7 +120,7 @@ class Meter:
         kinds = {"loss": self._losses}
         if not self.skips:
             kinds["gradient"] = self._norms
-        bad_counts = torch.stack([(~finite(values)).sum() for values in kinds.values()])
+        bad_counts = torch.stack([(~self._finite(values)).sum() for values in kinds.values()])
         counts = self.distributed.sum_over_ranks(bad_counts).tolist()
         if any(counts):
             self._raise_non_finite(kinds)
@@ -130,7 +130,7 @@ class Meter:
         """Raise it for the first step, for its loss rather than its gradient, and its rank."""
         bad = []
         for kind, values in kinds.items():
-            for (step, _), is_finite in zip(values, finite(values).tolist(), strict=True):
+            for (step, _), is_finite in zip(values, self._finite(values).tolist(), strict=True):
                 if not is_finite:
                     bad.append((step, kind != "loss", kind))
         of_ranks = self.distributed.gather_objects(bad)
@@ -138,6 +138,12 @@ class Meter:
         rank = next(rank for rank, bad in enumerate(of_ranks) if first in bad)
         step, _, kind = first
         raise NonFinite(kind, step, rank)
+
+    def _finite(self, values: Steps) -> Tensor:
+        """Return whether each value is finite, (n,) bool on the device, also if there is none."""
+        if not values:
+            return torch.ones(0, dtype=torch.bool, device=self.distributed.device)
+        return torch.stack([value for _, value in values]).isfinite()
 
     # --- in checkpoints
 
@@ -147,7 +153,9 @@ class Meter:
         for name, pairs in self._values.items():
             if pairs:
                 values[name] = torch.stack([torch.stack(pair) for pair in pairs]).tolist()
-        norms = [norm.item() for _, norm in self._norms]
+        norms = []
+        if self._norms:  # copied at once, because each copy waits for the GPU
+            norms = torch.stack([norm for _, norm in self._norms]).tolist()
         return {"ranks": self.distributed.gather_objects(values), "norms": norms}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -164,10 +172,3 @@ class Meter:
                 tensor = torch.tensor(rows, device=device).view(-1, 2)
                 pairs = [(value, weight) for value, weight in tensor]
                 self._values.setdefault(name, []).extend(pairs)
-
-
-def finite(values: Steps) -> Tensor:
-    """Return whether each value is finite, (n,) bool."""
-    if not values:
-        return torch.ones(0, dtype=torch.bool)
-    return torch.stack([value for _, value in values]).isfinite()

@@ -68,6 +68,7 @@ class Run:
 
         self.loader = self._open("train", train=True)
         self.batches: Iterator[Batch] | None = None  # of the current epoch
+        self.closing.callback(self._end_epoch)  # before its loader is closed
         self.validation: Any = None
         first, end = project.store.splits.get("validation", (0, 0))
         if first < end:
@@ -94,6 +95,9 @@ class Run:
         loader = self.project.loader(split, **options)
         self.closing.callback(loader.close)
         return loader
+
+    def _end_epoch(self) -> None:
+        self.batches = None
 
     def _make_checkpoint(self) -> Checkpoint:
         project = self.project
