@@ -145,7 +145,7 @@ def failed(settings):
         settings=settings,
         loader=project.loader("train", train=True),
         progress=SimpleNamespace(phase_start=0),
-        place_of=lambda step: (0, step, step + 1),
+        batches_of=lambda step: (0, step, step + 1),
     )
 
 
@@ -194,7 +194,7 @@ def test_a_bad_sample_is_named_whatever_the_weights_have_become(
         with torch.no_grad():
             for weight in failed.project.model.parameters():
                 weight.fill_(math.nan)
-    failed.place_of = lambda step: (1, 7, 9)
+    failed.batches_of = lambda step: (1, 7, 9)
     line = str(nonfinite.explain_non_finite(errors.NonFinite("loss", 9), failed))
     assert re.search(says, line), line
     assert f"training sample {number}: fix that sample" in line

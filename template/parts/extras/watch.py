@@ -92,7 +92,7 @@ class Hook:
             Hook.has_noted = True
             run.log.line(f"note: watch samples no GPU: {self.samples.unseen}")
         self.leaks = Leaks(project.device)
-        self.epoch, _, _ = run.place_of(run.step_of_phase)
+        self.epoch, _, _ = run.batches_of(run.step_of_phase)
         self.checked = self.epoch
         self.row = run.record
         self.waits: list[float] = []  # data waits since the last judgement
@@ -113,7 +113,7 @@ class Hook:
         if not self.watches:
             return
         epoch_of_step = self.epoch
-        self.epoch, _, _ = run.place_of(run.step_of_phase)  # of the next step
+        self.epoch, _, _ = run.batches_of(run.step_of_phase)  # of the next step
         # Check after the first step of each epoch except the first, in which caches fill.
         if epoch_of_step > self.checked:
             self.checked = epoch_of_step

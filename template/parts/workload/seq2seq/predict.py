@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     """
     from ..engine.store import Store
 
-    choose_split(arguments, bool(arguments.input) or arguments.text is not None)
+    split = choose_split(arguments, bool(arguments.input) or arguments.text is not None)
     folder = find_run(arguments.run)
     output = output_path(arguments.output, folder / "predictions.tsv", ".tsv", ".jsonl")
     if arguments.beams < 1 or arguments.max_tokens < 0:
@@ -78,13 +78,11 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     sources = read_sources(arguments)
     settings = load(folder / "config.resolved.yaml")
     project, step = open_run(folder, settings, arguments, needs_data=not sources)
-    split = arguments.split
     with tempfile.TemporaryDirectory() as temporary:
         if sources:
             texts = [text for text in sources if text.strip()]
             new_sources(texts, project.store, Path(temporary))
             project = replace(project, store=Store.open(Path(temporary)))
-            split = "input"
         loader = project.loader(split)
         rows = predict(project, loader, arguments)
     if sources:

@@ -43,17 +43,15 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     from ..engine.store import Store
     from ..prepare.rows import file_rows
 
-    choose_split(arguments, bool(arguments.input))
+    split = choose_split(arguments, bool(arguments.input))
     folder = find_run(arguments.run)
     output = output_path(arguments.output, folder / "predictions.npz", ".npz", ".csv")
     settings = load(folder / "config.resolved.yaml")
     project, step = open_run(folder, settings, arguments, needs_data=not arguments.input)
-    split = arguments.split
     with tempfile.TemporaryDirectory() as temporary:
         if arguments.input:
             new_rows(Path(arguments.input), vars(arguments), project.store, Path(temporary))
             project = replace(project, store=Store.open(Path(temporary)))
-            split = "input"
         loader = project.loader(split)
         rows = collected(project, loader, "target")
         places = file_rows(project.store, split, rows.pop("index"))

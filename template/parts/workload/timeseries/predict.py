@@ -37,17 +37,15 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
 
     from ..engine.store import Store
 
-    choose_split(arguments, bool(arguments.input))
+    split = choose_split(arguments, bool(arguments.input))
     folder = find_run(arguments.run)
     output = output_path(arguments.output, folder / "predictions.npz", ".npz")
     settings = load(folder / "config.resolved.yaml")
     project, step = open_run(folder, settings, arguments, needs_data=not arguments.input)
-    split = arguments.split
     with tempfile.TemporaryDirectory() as temporary:
         if arguments.input:
             new_store(Path(arguments.input), vars(arguments), project.store, Path(temporary))
             project = replace(project, store=Store.open(Path(temporary)))
-            split = "input"
         loader = project.loader(split)
         samples: Any = loader.samples
         windows = collected(project, loader)

@@ -44,12 +44,14 @@ def add_flags(parser: argparse.ArgumentParser, split: bool = True, output: str =
         add("--output", type=typed_path, metavar="FILE", help=f"file to write, {output}")
 
 
-def choose_split(arguments: argparse.Namespace, has_new_data: bool) -> None:
-    """Set the default of `--split`. Raises `UserError` if it is given next to new data."""
+def choose_split(arguments: argparse.Namespace, has_new_data: bool) -> str:
+    """Return the split to predict, `input` for new data. `UserError` if both are given."""
     if arguments.split and has_new_data:
         what = "new data belong to no split"
         raise UserError(what, f"--split {arguments.split}", "remove it, or the new data")
-    arguments.split = arguments.split or "test"
+    if has_new_data:
+        return "input"
+    return arguments.split or "test"
 
 
 def averages() -> dict[str, Any]:

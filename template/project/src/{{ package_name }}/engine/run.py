@@ -190,7 +190,7 @@ class Run:
     def step_of_phase(self) -> int:
         return self.step - self.progress.phase_start
 
-    def place_of(self, step: int) -> tuple[int, int, int]:
+    def batches_of(self, step: int) -> tuple[int, int, int]:
         """Return the epoch (from 0) of a step of the phase (from 0), and its micro-batches.
 
         They are those from the second number up to, not including, the third one.
@@ -225,7 +225,7 @@ class Run:
 
     def next_batches(self) -> Iterator[Batch]:
         """Yield the micro-batches of the next step. The last one exchanges gradients."""
-        epoch, first, end = self.place_of(self.step_of_phase)
+        epoch, first, end = self.batches_of(self.step_of_phase)
         if self.batches is None or first == 0:
             if self.batches is not None:
                 next(self.batches, None)  # lets the loader end the epoch before
@@ -300,7 +300,7 @@ class Run:
         # The mean number of samples in a batch over all ranks: an epoch's last batch is padded.
         order = self.loader.order
         batch_samples = min(order.count / len(self.loader), order.batch_size_all_ranks)
-        epoch, _, _ = self.place_of(self.step_of_phase - 1)
+        epoch, _, _ = self.batches_of(self.step_of_phase - 1)
         record = {
             "step": self.step,
             "epoch": epoch + 1,

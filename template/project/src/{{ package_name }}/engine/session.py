@@ -77,7 +77,7 @@ class Session:
         for explained in run.call_hooks("explain", error):
             if isinstance(explained, UserError):
                 return explained
-        epoch, _, _ = run.place_of(error.step - 1 - run.progress.phase_start)
+        epoch, _, _ = run.batches_of(error.step - 1 - run.progress.phase_start)
         remedy = f"{advice(run.settings, run.project.precision.name)}; or look for its cause"
         remedy += " in model.py, forward, or in dataset.py: the extra diagnose names it"
         return UserError(str(error), f"epoch {epoch + 1}", remedy)
