@@ -16,7 +16,8 @@ from tqdm import tqdm
 
 from .. import dataset
 from ..assemble import open_store
-from ..engine.interfaces import Batch, Rows, Spans, check_model
+from ..engine.checks import check_model
+from ..engine.interfaces import Batch, Rows, Spans
 from ..engine.plugins import discover
 from ..engine.precision import Precision, mean_and_clip
 from ..engine.progress import seed_everything

@@ -17,17 +17,16 @@ import torch
 from torch import Tensor
 
 from ..engine.checkpoint import Checkpoint
-from ..engine.distributed import Distributed
-from ..engine.interfaces import (
+from ..engine.checks import (
     FORWARD,
-    Batch,
-    Rows,
     check_batch,
     check_output,
     check_predictions,
     check_registered,
     kind,
 )
+from ..engine.distributed import Distributed
+from ..engine.interfaces import Batch, Rows
 from ..engine.progress import seed_everything
 from .bench import (
     BETWEEN,

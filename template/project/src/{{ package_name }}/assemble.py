@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from . import dataset
 from .engine import optimization
+from .engine.checks import check_model
 from .engine.errors import UserError
 from .engine.gpus import resolve_precision, this_card
-from .engine.interfaces import check_model
 from .engine.loader import Loader
 from .engine.plugins import discover
 from .engine.precision import Precision

@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from .errors import UserError
-from .explanations import out_of_memory
-from .interfaces import (
+from .checks import (
     FORWARD,
     check_batch,
     check_mask,
@@ -19,6 +17,8 @@ from .interfaces import (
     check_predictions,
     check_registered,
 )
+from .errors import UserError
+from .explanations import out_of_memory
 from .progress import random_state, set_random_state
 
 if TYPE_CHECKING:
