@@ -29,7 +29,7 @@ os.environ.setdefault("TRAINING_ROOT", ".")
 # A child of a fork cannot use its parent's pool of threads.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import accelerate  # noqa: F401 - what a child would otherwise import for itself, every time
+import accelerate.state  # what a child would otherwise import for itself, every time
 import lightning  # noqa: F401
 import matplotlib.figure
 import matplotlib.pyplot
@@ -164,6 +164,8 @@ def _child(
     matplotlib.figure.Figure.savefig = unpainted  # type: ignore[assignment,method-assign]
     # No test cuts the power, and a disk is slow.
     os.fsync = lambda handle: None  # type: ignore[assignment]
+    # Accelerate reads the environment once for each process, and this one's parent may have.
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
     sys.dont_write_bytecode = False  # the project's next run reads what this one compiles
     for name in [name for name in sys.modules if name.split(".")[0] == PACKAGE]:
         del sys.modules[name]
