@@ -93,11 +93,13 @@ def _dropped(weights: Tensor, kept: Tensor | None, dropout: float) -> Tensor:
 
 
 def _blocks(*tensors: Tensor) -> Any:
-    """Split the tensors along the edges, and yield matching blocks."""
-    size = max(len(tensors[0]), 1)
-    if tensors[0].device.type == "cpu":
-        size = CPU_EDGES
-    return zip(*(tensor.split(size) for tensor in tensors), strict=True)
+    """Split the tensors along the edges, and return matching blocks.
+
+    An exported program gets one block: their number would hold for one number of edges only.
+    """
+    if tensors[0].device.type != "cpu" or torch.compiler.is_exporting():
+        return [tensors]
+    return zip(*(tensor.split(CPU_EDGES) for tensor in tensors), strict=True)
 
 
 class GraphAttention(nn.Module):
