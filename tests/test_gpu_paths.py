@@ -151,8 +151,9 @@ def test_late_copies_give_the_same_batches_by_threads_on_their_own_card(
     monkeypatch.setattr(module("engine.reader"), "SMALLEST_BLOCK", 1 << 12)
     assert_equal(delivered(chunk_loader(folder, "full", size)), expected)
     threads = [calls for name, calls in gpu.calls.items() if name.startswith("chunk-reader")]
-    assert threads
-    assert all(calls == [CARD, "stream"] for calls in threads)
+    assert [CARD, "stream"] in threads
+    # Another thread may have read everything before this one had its turn.
+    assert all(calls in ([CARD], [CARD, "stream"]) for calls in threads)
 
 
 def test_a_card_that_has_failed_does_not_keep_the_loader_from_closing(folder, gpu, monkeypatch):
