@@ -65,7 +65,7 @@ def begun(folder: Path, distributed: Any, shape: dict[str, Any]) -> Any:
     run = folder / f"run-{os.getpid()}-of-{distributed.world}"
     run.mkdir()
     build = lambda settings: assembling.assemble(settings, distributed, store)  # noqa: E731
-    make = importlib.import_module("my_training.engine.session").Session
+    make = importlib.import_module("my_training.engine.run.session").Session
     session = make(run, settings, build, distributed=distributed, trial=True).__enter__()
     return next(session.phases())
 
@@ -82,7 +82,7 @@ def work(
     folder: Path, rank: int, shape: dict[str, Any], arguments: argparse.Namespace
 ) -> list[list[float]]:
     """[[alone, side by side, together], …] of each round, in samples a second of all."""
-    make = importlib.import_module("my_training.engine.distributed").Distributed
+    make = importlib.import_module("my_training.engine.compute.distributed").Distributed
     own = begun(folder, make(), shape)
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2")
     distributed = make()

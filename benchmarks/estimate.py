@@ -68,7 +68,9 @@ def measure(workload: str, rounds: int, quick: bool) -> list[tuple[float, float]
     ]
     settings = get("config").load(overrides=overrides)
     store = get("assemble").open_store(settings)
-    whole = get("assemble").assemble(settings, get("engine.distributed").Distributed(), store)
+    whole = get("assemble").assemble(
+        settings, get("engine.compute.distributed").Distributed(), store
+    )
     samples = {
         name: value.clone() for name, value in next(whole.loader("train", True).epoch(0)).items()
     }

@@ -263,7 +263,7 @@ def write(folder: Path, days: int = DAYS, batches: int = 3) -> None:
     dataset = module("dataset")
     table = stocks(days)
     plan = dataset.Plan(neighbors=NEIGHBORS)
-    with module("engine.store").StoreWriter(folder, "graph") as writer:
+    with module("engine.data.store").StoreWriter(folder, "graph") as writer:
         arrays = dataset.panel(writer, table, plan)
         count = len(arrays["dates"]) - 1
         # Late days, so that each graph has all of its past.
@@ -275,7 +275,7 @@ def write(folder: Path, days: int = DAYS, batches: int = 3) -> None:
 
 def stepping(project: Any) -> Any:
     """A function that trains one batch, as `train.py` does."""
-    mean_and_clip = module("engine.precision").mean_and_clip
+    mean_and_clip = module("engine.compute.precision").mean_and_clip
 
     def step(batch: Any) -> None:
         with project.precision.autocast():
@@ -300,7 +300,7 @@ def ready(store: Any, title: str, rebuilt: bool) -> tuple[Any, Any, Any]:
         "graph_builder.use_in_training": "true" if rebuilt else "false",
     }
     settings = module("config").load(overrides=overrides.items())
-    distributed = module("engine.distributed").Distributed()
+    distributed = module("engine.compute.distributed").Distributed()
     project = module("assemble").assemble(settings, distributed, store)
     loader = project.loader("train", train=True)
     if title == "none":
@@ -338,7 +338,7 @@ def time_graphs(store: Any, rounds: int) -> Times:
 def graphs(rounds: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         write(Path(folder))
-        times = time_graphs(module("engine.store").Store.open(folder), rounds)
+        times = time_graphs(module("engine.data.store").Store.open(folder), rounds)
     medians = {}
     for title, passes in times.items():
         medians[title] = {name: statistics.median(seconds) for name, seconds in passes.items()}

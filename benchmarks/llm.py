@@ -127,13 +127,15 @@ class Ours:
     def __init__(self, folder: Path, steps: int):
         load = importlib.import_module("my_training.config").load
         assembling = importlib.import_module("my_training.assemble")
-        distributed = importlib.import_module("my_training.engine.distributed").Distributed()
+        distributed = importlib.import_module(
+            "my_training.engine.compute.distributed"
+        ).Distributed()
         self.train = importlib.import_module("my_training.train").train
         flags = FLAGS | {"data.path": folder / "data", "training.max_steps": steps}
         settings = load(overrides=[(key, str(value)) for key, value in flags.items()])
         self.store = assembling.open_store(settings)
         run = Path(tempfile.mkdtemp(dir=folder))
-        self.session = importlib.import_module("my_training.engine.session").Session(
+        self.session = importlib.import_module("my_training.engine.run.session").Session(
             run,
             settings,
             lambda settings: assembling.assemble(settings, distributed, self.store),
@@ -212,9 +214,9 @@ def windows(torch: Any, folder: Path) -> list[list[str]]:
     """Blocks of the mapped tokens into a reused buffer, against `torch.stack` of a copy per row."""
     import numpy as np
 
-    rows = importlib.import_module("my_training.engine.rows")
+    rows = importlib.import_module("my_training.engine.data.rows")
     interfaces = importlib.import_module("my_training.engine.interfaces")
-    store = importlib.import_module("my_training.engine.store").Store.open(folder / "data")
+    store = importlib.import_module("my_training.engine.data.store").Store.open(folder / "data")
     source = rows.mapped(store.arrays["tokens"])
     data = np.asarray(store.arrays["tokens"].rows())
 

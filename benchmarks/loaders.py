@@ -166,8 +166,8 @@ def ours(path: Path, loader: str, order: str) -> Any:
     folder = Path(tempfile.mkdtemp())
     link(folder, workload="windows", loader=loader)
     sys.path.insert(0, str(folder / "src"))
-    hdf5_arrays = project("engine.hdf5").hdf5_arrays
-    make_order = project("engine.order").make_order
+    hdf5_arrays = project("engine.data.hdf5").hdf5_arrays
+    make_order = project("engine.data.order").make_order
 
     data = SimpleNamespace(
         order=order, batch_size=BATCH, fraction=1.0, shuffle_block=CHUNK, chunk_size_gb="auto",
@@ -179,7 +179,7 @@ def ours(path: Path, loader: str, order: str) -> Any:
     )
     store = SimpleNamespace(arrays=hdf5_arrays(path, "features", "targets"))
     samples = Windows(project("engine.interfaces").Spans, ROWS)
-    return project("engine.loader").Loader(
+    return project("engine.data.loader").Loader(
         samples, store, settings, make_order(samples, settings), torch.device("cpu")
     )
 
@@ -289,10 +289,10 @@ def lstm(path: Path) -> dict[str, float]:
     batch["target"] = batch.pop("targets")
     loader.close()
     model = project("model").build_model(settings, facts)
-    precision = project("engine.precision").Precision("fp32", torch.device("cpu"))
+    precision = project("engine.compute.precision").Precision("fp32", torch.device("cpu"))
     settings = SimpleNamespace(optimizer=optimizing)
     optimizer = project("optimizer").build_optimizer(model, settings)
-    mean_and_clip = project("engine.precision").mean_and_clip
+    mean_and_clip = project("engine.compute.precision").mean_and_clip
 
     def bare() -> None:
         loss = model(batch).loss

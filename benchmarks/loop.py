@@ -329,7 +329,7 @@ class Project:
         self.path = path
         self.data = data
         self.run_folder = run_folder
-        self.distributed = self.module("engine.distributed").Distributed()
+        self.distributed = self.module("engine.compute.distributed").Distributed()
 
     def module(self, name: str) -> Any:
         return imported(self.path, name)
@@ -352,7 +352,7 @@ class Project:
             optimizations=[],
             loader=lambda *_, **__: InMemory(self.data),
             startup_notes=lambda *loaders: [],
-            precision=self.module("engine.precision").Precision("fp32", device),
+            precision=self.module("engine.compute.precision").Precision("fp32", device),
         )
 
     def train(self) -> Result:
@@ -364,7 +364,7 @@ class Project:
         seconds = 0.0
         losses: list[float] = []
         # A trial: the other loops keep no checkpoint.
-        session_type = self.module("engine.session").Session
+        session_type = self.module("engine.run.session").Session
         arguments = (self.run_folder, settings, self.assemble, self.distributed)
         with session_type(*arguments, trial=True) as session:
             for run in session.phases():

@@ -90,14 +90,16 @@ class Ours:
     def __init__(self, folder: Path, **flags: Any):
         load = importlib.import_module("my_training.config").load
         assembling = importlib.import_module("my_training.assemble")
-        distributed = importlib.import_module("my_training.engine.distributed").Distributed()
+        distributed = importlib.import_module(
+            "my_training.engine.compute.distributed"
+        ).Distributed()
         self.train = importlib.import_module("my_training.train").train
         given = FLAGS | {"data.path": folder / "data"} | flags
         settings = load(overrides=[(key, str(value)) for key, value in given.items()])
         store = assembling.open_store(settings)
         run = Path(tempfile.mkdtemp(dir=folder))
         build = lambda settings: assembling.assemble(settings, distributed, store)  # noqa: E731
-        make = importlib.import_module("my_training.engine.session").Session
+        make = importlib.import_module("my_training.engine.run.session").Session
         self.session = make(run, settings, build, distributed, trial=True)
 
     def run(self) -> list[float]:

@@ -51,7 +51,7 @@ def written(folder: Path, content: str | bytes, name: str = "table.csv") -> str:
 
 
 def store(folder: Path, workload: str, data: str = "data") -> Any:
-    return imported(render(workload=workload), "engine.store").Store.open(folder / data)
+    return imported(render(workload=workload), "engine.data.store").Store.open(folder / data)
 
 
 def contents(folder: Path, workload: str, data: str = "data") -> dict[str, Any]:

@@ -55,7 +55,7 @@ def current() -> dict[str, Any]:
         config = imported(project, "config")
         names["config"] |= config.SETTINGS.keys()
         names["environment"] |= {*config.ENVIRONMENT, imported(project, "engine.runs").ROOT}
-        sources = imported(project, "engine.sources")
+        sources = imported(project, "engine.settings.sources")
         names["aliases"] |= {*sources.ALIASES, *sources.OBSOLETE}
         names["profiles"] |= config.load(project / "config.yaml").profiles.keys()
         makefile = (project / "Makefile").read_text(encoding="utf-8")

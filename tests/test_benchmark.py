@@ -125,7 +125,7 @@ def test_an_interrupted_benchmark_is_resumed(tmp_path):
 def test_a_row_that_fails_is_named_with_the_reason(tmp_path):
     def fault(settings):
         if settings["optimizer"]["fused"]:
-            importlib.import_module(f"{PACKAGE}.engine.run").Run.end_step = no_memory
+            importlib.import_module(f"{PACKAGE}.engine.run.run").Run.end_step = no_memory
 
     def no_memory(*_):
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8")
@@ -199,7 +199,7 @@ def planned(key: str, *overrides: str, loader: str = "dataloader", workload: str
     module = imported(project, "commands.benchmark")
     major, minor = map(int, gpus()[key]["sm"].split("."))
     card = SimpleNamespace(name=gpus()[key]["label"], capability=(major, minor), hip=False)
-    unused = imported(project, "engine.loader").Loader.WITHOUT_EFFECT
+    unused = imported(project, "engine.data.loader").Loader.WITHOUT_EFFECT
     own = yaml.safe_load(module.OWN.read_text())["switches"]
     switches = module.switches(settings, card, unused, own)
     return {switch.name: switch for switch in switches}, module.plan(switches, [], True)

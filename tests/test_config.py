@@ -19,7 +19,7 @@ from variants import products
 
 PROJECT = render()
 config = imported(PROJECT, "config")
-sources = imported(PROJECT, "engine.sources")
+sources = imported(PROJECT, "engine.settings.sources")
 main = imported(PROJECT, "__main__")
 errors = imported(PROJECT, "engine.errors")
 
@@ -470,13 +470,13 @@ def test_config_yaml_has_each_setting_and_says_what_it_is_for(answers):
     settings = module.load(project / "config.yaml")
     written = flat(yaml.safe_load((project / "config.yaml").read_text(encoding="utf-8")))
     assert module.SETTINGS.keys() == written.keys()
-    comments = imported(project, "engine.yaml_text").comments(project / "config.yaml")
+    comments = imported(project, "engine.settings.yaml_text").comments(project / "config.yaml")
     assert [key for key in written if "." in key and len(comments.get(key, "")) < 4] == []
 
     # The comment says with which loaders a setting has no effect, and profiles leave it alone.
     loader = f"`{answers['loader']}`"
     idle = {key for key in written if loader in "".join(NO_EFFECT.findall(comments.get(key, "")))}
-    unused = imported(project, "engine.loader").Loader.WITHOUT_EFFECT
+    unused = imported(project, "engine.data.loader").Loader.WITHOUT_EFFECT
     assert idle == {f"data.{name}" for name in unused}
     profiled = {key for tree in settings.profiles.values() for key in flat(tree)}
     assert not profiled & idle
@@ -497,7 +497,7 @@ def test_the_example_phase_in_config_yaml_works():
 HOOK = '''
 from pydantic import Field
 
-from ..engine.config import Section, defaults
+from ..engine.settings.config import Section, defaults
 
 
 class Watch(Section):
@@ -609,7 +609,7 @@ def test_help_has_every_setting_with_range_default_environment_name_and_meaning(
     monkeypatch.setenv("COLUMNS", "1000")
     assert main.main(["train", "--help"]) == 0
     text = capsys.readouterr().out
-    comments = imported(PROJECT, "engine.yaml_text").comments(PROJECT / "config.yaml")
+    comments = imported(PROJECT, "engine.settings.yaml_text").comments(PROJECT / "config.yaml")
     for key in KEYS:
         setting = config.SETTINGS[key]
         (shown,) = re.findall(rf"^  --{re.escape(key)} VALUE\s+(.+)$", text, flags=re.MULTILINE)

@@ -215,7 +215,8 @@ def test_a_loss_of_one_rank_that_is_not_finite_is_told_once(place):
 
 def no_memory_on_rank_one(rank: int) -> None:
     from my_training import assemble  # type: ignore[import-not-found]
-    from my_training.engine import dry_run, errors  # type: ignore[import-not-found]
+    from my_training.engine import errors  # type: ignore[import-not-found]
+    from my_training.engine.run import dry_run  # type: ignore[import-not-found]
 
     real = assemble.build_model
 
@@ -263,7 +264,7 @@ def test_too_little_memory_on_one_rank_ends_all_before_the_first_step(
 
 def full_disk(rank: int) -> None:
     """Rank 1 cannot write its second checkpoint."""
-    from my_training.engine.checkpoint import Checkpoint  # type: ignore[import-not-found]
+    from my_training.engine.run.checkpoint import Checkpoint  # type: ignore[import-not-found]
 
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     real = Checkpoint.save
@@ -387,7 +388,7 @@ def test_adafactor_is_refused_for_shards(place):
 
 def overflow_of_rank_one(rank: int) -> None:
     """In the fifth step: under fsdp in its shard, which rank 0 cannot see; under ddp on both."""
-    from my_training.engine import precision  # type: ignore[import-not-found]
+    from my_training.engine.compute import precision  # type: ignore[import-not-found]
 
     precision.SCALE = 1024.0  # no other step overflows
     real = torch.amp.GradScaler.unscale_

@@ -14,7 +14,7 @@ from rendering import render
 from running import Result, run
 
 doctor = imported(render(), "commands.doctor")
-gpus = imported(render(), "engine.gpus")
+gpus = imported(render(), "engine.compute.gpus")
 config = imported(render(), "config")
 errors = imported(render(), "engine.errors")
 Card = gpus.Card

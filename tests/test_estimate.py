@@ -25,7 +25,7 @@ def render(**answers: Any) -> Path:
 
 costs = imported(render(), "measure.costs")
 estimate = imported(render(), "measure.estimates")
-gpus = imported(render(), "engine.gpus")
+gpus = imported(render(), "engine.compute.gpus")
 interfaces = imported(render(), "engine.interfaces")
 
 
@@ -140,7 +140,7 @@ def test_fake_tensors_count_what_a_real_step_does(workload, tmp_path, monkeypatc
     overrides = [(name[2:], value) for name, value in flags if "fp8" not in name]
     settings = imported(project, "config").load(overrides=overrides)
     store = assembled.open_store(settings)
-    distributed = imported(project, "engine.distributed").Distributed()
+    distributed = imported(project, "engine.compute.distributed").Distributed()
     whole = assembled.assemble(settings, distributed, store)
     samples = next(whole.loader("train", True).epoch(0))
     build = imported(project, "model").build_model

@@ -176,7 +176,7 @@ def test_of_several_ranks_the_first_draws(distributed, tmp_path):
 
 alerts = imported(render(), "hooks.alerts")
 config = imported(render(), "config")
-progress = imported(render(), "engine.progress")
+progress = imported(render(), "engine.run.progress")
 WORSE = "is worse than the baseline, 1"
 
 

@@ -121,23 +121,23 @@ class Gpu:
 
 @pytest.fixture
 def gpu(monkeypatch):
-    loader = module("engine.loader")
+    loader = module("engine.data.loader")
     deliver = loader.deliver
 
     def stay(*arguments):
         return deliver(*arguments[:-1], torch.device("cpu"))
 
     monkeypatch.setattr(loader, "deliver", stay)
-    monkeypatch.setattr(module("engine.chunks"), "memory_left", lambda device: 1 << 30)
+    monkeypatch.setattr(module("engine.data.chunks"), "memory_left", lambda device: 1 << 30)
     return Gpu(monkeypatch)
 
 
 def chunk_loader(folder: Path, order: str, size: Any, resident: Any = "auto") -> Any:
     given = settings(order, size, resident=resident)
     samples = Pages(module("engine.interfaces").Spans, False)
-    store = module("engine.store").Store.open(folder)
-    ordered = module("engine.order").make_order(samples, given, 0, 1, False)
-    return module("engine.loader").Loader(samples, store, given, ordered, CARD)
+    store = module("engine.data.store").Store.open(folder)
+    ordered = module("engine.data.order").make_order(samples, given, 0, 1, False)
+    return module("engine.data.loader").Loader(samples, store, given, ordered, CARD)
 
 
 @pytest.mark.parametrize("size", [4e-4, "auto"])
@@ -147,8 +147,8 @@ def test_late_copies_give_the_same_batches_by_threads_on_their_own_card(
     """A new thread is on device 0: a stream that is made there opens a context on another's
     card."""
     expected = delivered(make("memmap", Pages, folder, settings("full"), train=False))
-    monkeypatch.setattr(module("engine.reader"), "BLOCK_BYTES", 1 << 16)
-    monkeypatch.setattr(module("engine.reader"), "SMALLEST_BLOCK", 1 << 12)
+    monkeypatch.setattr(module("engine.data.reader"), "BLOCK_BYTES", 1 << 16)
+    monkeypatch.setattr(module("engine.data.reader"), "SMALLEST_BLOCK", 1 << 12)
     assert_equal(delivered(chunk_loader(folder, "full", size)), expected)
     threads = [calls for name, calls in gpu.calls.items() if name.startswith("chunk-reader")]
     assert [CARD, "stream"] in threads
@@ -190,7 +190,7 @@ def test_memory_that_another_process_took_ends_only_who_insists(resident, folder
 
 def test_a_pinned_buffer_is_not_filled_before_the_copy_out_of_it(folder, gpu, monkeypatch):
     """Also if an epoch is left after a batch, as the dry run does."""
-    loader_module = module("engine.loader", "memmap")
+    loader_module = module("engine.data.loader", "memmap")
     deliver = loader_module.deliver
     copied = []
 
@@ -217,7 +217,7 @@ def test_a_pinned_buffer_is_not_filled_before_the_copy_out_of_it(folder, gpu, mo
 
 def test_random_numbers_come_back_on_another_number_of_cards(monkeypatch):
     """Only the generator of the card in use is saved; a CPU saves none, and leaves it alone."""
-    progress = module("engine.progress")
+    progress = module("engine.run.progress")
     on_cpu = progress.random_state()
     card = [torch.tensor([27])]
     with monkeypatch.context() as patch:
@@ -249,7 +249,7 @@ def test_what_a_library_lacks_is_explained(said, monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1 << 30, 8 << 30))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA L4")
     given = imported(render(), "config").load()
-    explained = module("engine.explanations", "memmap").explain(RuntimeError(said), given)
+    explained = module("engine.run.explanations", "memmap").explain(RuntimeError(said), given)
     assert str(explained).startswith(SAID[said])
 
 
@@ -281,7 +281,7 @@ def test_a_rank_that_fails_alone_does_not_wait_for_the_others_to_leave(
     device, fails, leaves, monkeypatch
 ):
     """NCCL waits for all ranks of a host, which wait for this one until it ends."""
-    group_module = imported(render(distributed="ddp"), "engine.group")
+    group_module = imported(render(distributed="ddp"), "engine.compute.group")
     left = []
     monkeypatch.setattr(group_module.dist, "is_initialized", lambda: True)
     monkeypatch.setattr(group_module.dist, "destroy_process_group", lambda: left.append(True))

@@ -10,7 +10,7 @@ from rendering import REPOSITORY, render
 sys.path.append(str(REPOSITORY / "tools"))
 from gpu_table import CARDS, lines
 
-gpus = imported(render(), "engine.gpus")
+gpus = imported(render(), "engine.compute.gpus")
 UserError = imported(render(), "engine.errors").UserError
 GPUS = list(gpus.table().values())
 FORMATS = ("fp16", "bf16", "tf32", "fp8")

@@ -112,7 +112,7 @@ def panel(folder: Path, calendar: np.ndarray, table: Table, **plan: Any) -> Any:
     for name, values in table.items():
         days = calendar[-len(values) :]
         made[name] = dataset.Stock(days, values[:, :4], values[:, 3], values[:, 4])
-    with module("engine.store").StoreWriter(folder, "graph") as writer:
+    with module("engine.data.store").StoreWriter(folder, "graph") as writer:
         return dataset.panel(writer, made, dataset.Plan(**plan))
 
 
@@ -330,7 +330,7 @@ def test_rows_of_a_stock_come_together_over_blocks_and_files(tmp_path, monkeypat
         (tmp_path / f"{name}.csv").write_text(HEADER.strip() + ",ticker\n" + "".join(of_file))
 
     def read():
-        with module("engine.store").StoreWriter(tmp_path / "data", "graph") as writer:
+        with module("engine.data.store").StoreWriter(tmp_path / "data", "graph") as writer:
             return module("commands.prepare").read_stocks(writer, tmp_path, {})[0]
 
     table = prices()

@@ -26,7 +26,7 @@ OF_EXTRAS = {
     ),
     "hooks": ("details", "diagnose", "ema", "watch", "guard"),
 }
-OF_LANES = ("lanes", "engine.lanes", "engine.recurrent", "hooks.lanes")
+OF_LANES = ("lanes", "engine.data.lanes", "engine.run.recurrent", "hooks.lanes")
 SLOW = {"pyarrow", "matplotlib", "pandas", "h5py"}
 """What reads tables, draws or reads HDF5 is loaded where that is done."""
 
@@ -41,7 +41,7 @@ def package_of(answers: Answers) -> Path:
 
 
 def modules(package: Path) -> dict[str, Path]:
-    """`engine.store` and its file, for all but the files of folders themselves."""
+    """`engine.data.store` and its file, for all but the files of folders themselves."""
     files = [path for path in package.rglob("*.py") if path.name != "__init__.py"]
     return {".".join(path.relative_to(package).with_suffix("").parts): path for path in files}
 

@@ -494,7 +494,7 @@ def test_fp8_emulated_learns_as_bf16_does(place):
 
 
 def test_fp8_layers_evaluate_in_bf16_and_leave_small_ones_alone():
-    fp8 = module("engine.fp8", precision="fp8")
+    fp8 = module("engine.compute.fp8", precision="fp8")
     model = small_model("--model.width", "128")
     plain = small_model("--model.width", "128").eval()
     assert fp8.convert(model, emulate=True) == 8

@@ -39,8 +39,8 @@ class Pages:
     @property
     def orders(self) -> dict[str, Any]:
         lengths = np.arange(self.count) % 30
-        lanes = imported(render(extras=["lanes"]), "engine.lanes").Lanes
-        buckets = imported(render(workload="seq2seq"), "engine.buckets").Buckets
+        lanes = imported(render(extras=["lanes"]), "engine.data.lanes").Lanes
+        buckets = imported(render(workload="seq2seq"), "engine.data.buckets").Buckets
         return {
             "lanes": partial(lanes, stride=3),
             "bucket": partial(buckets, lengths=lengths),
@@ -72,7 +72,7 @@ class Windows(Pages):
 
 def write(folder: Path, rows: int = Pages.count) -> None:
     random = np.random.default_rng(1)
-    with module("engine.store").StoreWriter(folder, "fake") as writer:
+    with module("engine.data.store").StoreWriter(folder, "fake") as writer:
         writer.append("pages", random.normal(size=(rows, 64, 70)).astype(np.float32))
         writer.append("targets", random.integers(-9, 9, (rows, 2)))
         writer.splits = {"train": [0, rows]}
@@ -92,7 +92,7 @@ def settings(
     resident: bool | str = "auto",
 ) -> Any:
     data = {"order": order, "chunk_size_gb": chunk_gb, "batch_size": batch, "resident": resident}
-    section = module("engine.config").LoaderSettings(shuffle_block=70, **data)
+    section = module("engine.settings.config").LoaderSettings(shuffle_block=70, **data)
     return SimpleNamespace(
         data=section,
         evaluation=SimpleNamespace(batch_size=0),
@@ -101,10 +101,10 @@ def settings(
 
 
 def make(loader: str, fake: type[Pages], folder: Path, given: Any, train: bool = True) -> Any:
-    store = module("engine.store", loader).Store.open(folder)
+    store = module("engine.data.store", loader).Store.open(folder)
     samples = fake(module("engine.interfaces", loader).Spans, False)
-    order = module("engine.order", loader).make_order(samples, given, train=train)
-    return module("engine.loader", loader).Loader(samples, store, given, order, CPU)
+    order = module("engine.data.order", loader).make_order(samples, given, train=train)
+    return module("engine.data.loader", loader).Loader(samples, store, given, order, CPU)
 
 
 def delivered(loader: Any, epochs: tuple[int, ...] = (0, 1)) -> list[dict[str, torch.Tensor]]:
@@ -194,8 +194,8 @@ def test_hdf5_chunks_of_whole_rows(written, source, userblock, tmp_path):
     with h5py.File(tmp_path / "some.h5", "w", userblock_size=userblock) as file:
         rows = file.create_dataset("rows", values.shape, "f4", chunks=(10, 5, 3), fillvalue=2.0)
         rows[:written] = values[:written]
-    arrays = module("engine.hdf5").hdf5_arrays(tmp_path / "some.h5", "rows")
-    opened = module("engine.reader").open_source(arrays["rows"])
+    arrays = module("engine.data.hdf5").hdf5_arrays(tmp_path / "some.h5", "rows")
+    opened = module("engine.data.reader").open_source(arrays["rows"])
     assert type(opened).__name__ == source
     for first, last in ((0, 103), (9, 11), (10, 20), (57, 58), (95, 103)):
         into = np.empty((last - first, 5, 3), "f4")

@@ -8,7 +8,7 @@ from running import flip_bit, run
 
 PROJECT = render(workload="tabular", extras=["check"])
 machine = imported(PROJECT, "commands.machine")
-Card = imported(PROJECT, "engine.gpus").Card
+Card = imported(PROJECT, "engine.compute.gpus").Card
 
 CPU = Card("CPU", None)
 V100 = Card("Tesla V100-SXM2-16GB", (7, 0), 15.8, 80)

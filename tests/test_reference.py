@@ -66,7 +66,7 @@ def test_every_public_name_is_in_the_reference(kind, name, text):
     if kind == "config":
         names -= {"phases", "profiles"}  # as blocks of YAML
     # `data.use_amp` and its like are spellings of a switch, which environment.md has.
-    switches = reference.module("engine.sources").SWITCHES
+    switches = reference.module("engine.settings.sources").SWITCHES
     missing = []
     for public in sorted(names):
         is_switch = public.rpartition(".")[2] in switches
@@ -234,7 +234,7 @@ def test_names_that_only_some_runs_have_are_in_the_code():
     for entry in ("training", "evaluation", "events"):
         named = [name for name in entries[entry]["keys"] if f'"{name}"' not in sources()]
         assert set(named) <= {"text"}  # an argument of `event`
-    run = (reference.project(WORKLOADS[0]) / f"src/{PACKAGE}/engine/run.py").read_text()
+    run = (reference.project(WORKLOADS[0]) / f"src/{PACKAGE}/engine/run/run.py").read_text()
     written = re.findall(r'(?:metrics|record)\["(\w+)"\] = ', run)
     assert "memory_mb" in written
     assert set(written) <= entries["training"]["keys"].keys()

@@ -18,9 +18,9 @@ from variants import choices
 
 TABULAR = render(workload="tabular", extras=["diagnose"])
 memory = imported(TABULAR, "measure.memory_estimate")
-host_memory = imported(TABULAR, "engine.host_memory")
+host_memory = imported(TABULAR, "engine.compute.host_memory")
 nonfinite = imported(TABULAR, "measure.nonfinite")
-explanations = imported(TABULAR, "engine.explanations")
+explanations = imported(TABULAR, "engine.run.explanations")
 train = imported(TABULAR, "commands.train")
 config = imported(TABULAR, "config")
 errors = imported(TABULAR, "engine.errors")
@@ -138,7 +138,7 @@ def settings(tmp_path_factory):
 def failed(settings):
     """A run of the tabular project as an explanation sees it."""
     assemble = imported(TABULAR, "assemble")
-    group = imported(TABULAR, "engine.distributed").Distributed()
+    group = imported(TABULAR, "engine.compute.distributed").Distributed()
     project = assemble.assemble(settings, group, assemble.open_store(settings))
     return SimpleNamespace(
         project=project,
@@ -153,7 +153,7 @@ def spoil(
     monkeypatch: pytest.MonkeyPatch, number: int, change: Callable[[dict, Any], None]
 ) -> None:
     """Changes one sample of every batch that has it."""
-    loader = imported(TABULAR, "engine.loader")
+    loader = imported(TABULAR, "engine.data.loader")
     real = loader.deliver
 
     def deliver(*arguments: Any) -> dict[str, Any]:

@@ -16,12 +16,12 @@ from importing import imported
 from rendering import render
 from running import Result, check_run, one_error, run
 
-report = imported(render(), "engine.report")
+report = imported(render(), "engine.log.report")
 runs = imported(render(), "engine.runs")
 errors = imported(render(), "engine.errors")
 COMPARE = {"extras": ["compare"]}
 compare = imported(render(**COMPARE), "commands.compare")
-details = imported(render(**COMPARE), "engine.report")
+details = imported(render(**COMPARE), "engine.log.report")
 
 STARTED = 1_790_000_000.0
 ENVIRONMENT = {

@@ -202,7 +202,7 @@ def test_a_full_disk_ends_no_training_at_a_record(place, reference):
     """Records that the disk has no room for wait in memory."""
 
     def fill():
-        from my_training.engine.metrics_file import MetricsFile  # type: ignore[import-not-found]
+        from my_training.engine.log.metrics_file import MetricsFile  # type: ignore[import-not-found]
 
         real_open = MetricsFile.open
         flushes = iter(range(10**9))
@@ -298,7 +298,7 @@ def test_early_stop_and_best_checkpoint(place):
     interrupts each evaluation once."""
 
     def interrupted():
-        from my_training.engine.run import Run
+        from my_training.engine.run.run import Run
 
         measure = Run.measure
 

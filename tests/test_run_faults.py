@@ -41,7 +41,7 @@ def with_hook(folder: Path, source: str, **answers: Any) -> Path:
 def test_batches_of_the_chunk_loader_can_be_kept(size, shuffle, tmp_path):
     targets = values(1000)[:, :1]
     path = hdf5(tmp_path, targets=targets, features=values(1000))
-    loader_class = imported(render(workload="windows", loader="chunk"), "engine.loader")
+    loader_class = imported(render(workload="windows", loader="chunk"), "engine.data.loader")
     options = {"chunk_size_gb": size, "device": "cpu", "shuffle": shuffle}
     with loader_class.ChunkDataLoader(path, 64, **options) as loader:
         kept = torch.cat([target for _, target in loader])

@@ -297,7 +297,7 @@ def test_layers_compile_whole_and_for_any_lengths(monkeypatch):
     monkeypatch.setattr(torch.nn.Module, "compile", compiled)
     blocks = models[0].blocks()
     enabled = settings("--compile.enabled", "true")
-    done, _ = module("engine.optimization").compile_blocks(blocks, enabled, None)
+    done, _ = module("engine.compute.optimization").compile_blocks(blocks, enabled, None)
     assert done == "2 blocks, mode default"
     for seed, sizes in enumerate([(4, 24, 16), (4, 32, 24), (9, 8, 8)]):
         batch = random_batch(*sizes, seed=seed)
@@ -419,7 +419,7 @@ def test_each_metric_has_its_own_denominator(prepared):
     model = partly_trained(prepared)
     expected = measured_one_by_one(model, stored_pairs(prepared, "test"))
     assert 0 < expected["token_accuracy"] < 1
-    evaluate = module("engine.evaluation").evaluate
+    evaluate = module("engine.run.evaluation").evaluate
     precision = SimpleNamespace(autocast=torch.no_grad)
     for flags in ((), ("--data.order", "time"), ("--evaluation.batch_size", "5")):
         for world in (1, 2):

@@ -234,7 +234,7 @@ def test_rows_that_come_again_after_a_kill_are_drawn_once(place, reference):
 def break_midway() -> None:
     """Every library's way of taking numbers raises from the third time on, with a key in its
     message."""
-    from my_training.engine.tracker import Tracker  # type: ignore[import-not-found]
+    from my_training.engine.log.tracker import Tracker  # type: ignore[import-not-found]
 
     count = iter(range(10**6))
     real = Tracker.send
@@ -319,7 +319,7 @@ def test_phases_are_one_tracked_run(tracker, place):
 
 def test_a_run_that_fails_is_marked_so(place):
     def poison():
-        from my_training.engine.run import Run  # type: ignore[import-not-found]
+        from my_training.engine.run.run import Run  # type: ignore[import-not-found]
 
         Run.evaluate = lambda self: 1 / 0
 

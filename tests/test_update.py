@@ -77,7 +77,7 @@ def upstream(tmp_path_factory):
     new = "\n  seed: 42\n\n  # A setting of the new version.\n  new_setting: 1\n"
     replace(config, "\n  seed: 42\n", new)
     replace(config, "\n  keep: 2\n", "\n  keep: 3\n")
-    order = package / "engine/order.py"
+    order = package / "engine/data/order.py"
     order.write_text(order.read_text(encoding="utf-8") + "\n\nNEW = True\n", encoding="utf-8")
     replace(
         project / "README.md.jinja", "\n## Runs and resume\n", "\n## Runs, and what they leave\n"
@@ -211,7 +211,7 @@ def test_edits_survive(project, copier):
     replace(config, "\n  deterministic: false\n", "\n  deterministic: true\n")
     # Replaced, as it is meant to be.
     (package / "model.py").write_text('"""My own model."""\n', encoding="utf-8")
-    order = package / "engine/order.py"
+    order = package / "engine/data/order.py"
     order.write_text("# Mine.\n" + order.read_text(encoding="utf-8"), encoding="utf-8")
     (package / "mine.py").write_text("X = 1\n", encoding="utf-8")
     (package / "commands/report.py").unlink()

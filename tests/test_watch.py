@@ -80,7 +80,7 @@ def test_waiting_for_data_is_judged_over_a_stretch():
 
 
 def slow_loader() -> None:
-    from my_training.engine.loader import Loader
+    from my_training.engine.data.loader import Loader
 
     epoch = Loader.epoch
     clock = time.perf_counter
@@ -207,7 +207,7 @@ def test_without_nvml_the_rest_is_sampled(gpu, tmp_path, monkeypatch, fault):
 
 
 def hoarding_worker() -> None:
-    from my_training.engine.loader import Reader
+    from my_training.engine.data.loader import Reader
 
     read = Reader.__getitem__
     hoard = []
@@ -245,7 +245,7 @@ class Toy(nn.Module):
 def test_the_fraction_of_the_roofline(monkeypatch):
     """Of a card of the table, counted from the first batch's shapes; the random numbers of training
     stay."""
-    gpus = imported(render(**WATCH), "engine.gpus")
+    gpus = imported(render(**WATCH), "engine.compute.gpus")
     model = imported(render(**WATCH), "model")
     costs = imported(render(**WATCH), "measure.costs")
     card = gpus.Card("NVIDIA H100 80GB HBM3", (9, 0), 79.0, 132)

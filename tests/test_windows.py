@@ -272,7 +272,7 @@ def test_data_beyond_memory_are_for_the_chunk_loader(loader, tmp_path):
 def test_a_flipped_bit_is_found_and_named(tmp_path):
     path = hdf5(tmp_path)
     done(tmp_path, *PREPARE)
-    verify = module("engine.store").verify
+    verify = module("engine.data.store").verify
     opened = store(tmp_path)
     assert verify(opened) == 0  # compared when it was opened, and known to be good
     assert verify(opened, again=True) >= path.stat().st_size
@@ -291,7 +291,7 @@ def test_a_flipped_bit_is_found_and_named(tmp_path):
 
 
 def chunk_loader(path: Path, **given: Any) -> Any:
-    return module("engine.loader").ChunkDataLoader(path, 32, device="cpu", **given)
+    return module("engine.data.loader").ChunkDataLoader(path, 32, device="cpu", **given)
 
 
 @pytest.mark.parametrize("size", ["auto", 40e-6])

@@ -58,7 +58,7 @@ class Workload:
             return dict(file)
 
     def store(self, folder: Path) -> Any:
-        return self.module("engine.store").Store.open(folder)
+        return self.module("engine.data.store").Store.open(folder)
 
     def samples(self, store: Any, split: str, *flags: str) -> Any:
         return self.module("dataset").Samples(store, self.settings(*flags), split)
@@ -76,10 +76,10 @@ class Workload:
         settings = self.settings(*flags)
         samples = self.samples(store, split, *flags)
         samples.training = train
-        order = self.module("engine.order", loader=loader).make_order(
+        order = self.module("engine.data.order", loader=loader).make_order(
             samples, settings, *ranks, train=train
         )
-        make = self.module("engine.loader", loader=loader).Loader
+        make = self.module("engine.data.loader", loader=loader).Loader
         return make(samples, store, settings, order, torch.device("cpu"))
 
     def batches(self, store: Any, split: str, *flags: str, **options: Any) -> list[Batch]:

@@ -46,7 +46,7 @@ WARM = 10  # of them, which do not count
 UNDRAWN = """import contextlib, sys
 from my_training.__main__ import main
 if "--help" not in sys.argv:
-    from my_training.engine import report
+    from my_training.engine.log import report
     report.draw = lambda *_: ""
     with contextlib.suppress(ImportError):  # a version that has none, or has it under another name
         from my_training.hooks import examples

@@ -153,7 +153,9 @@ def all_settings() -> dict[str, Variants]:
     """Every setting of every project, with what each project says about it."""
     settings: dict[str, Variants] = {}
     for place in PLACES:
-        meanings = module("engine.yaml_text", *place).comments(project(*place) / "config.yaml")
+        meanings = module("engine.settings.yaml_text", *place).comments(
+            project(*place) / "config.yaml"
+        )
         for key, setting in module("config", *place).SETTINGS.items():
             if place.tracker != "none" and not key.startswith("tracker."):
                 continue
@@ -179,7 +181,7 @@ def needs() -> dict[str, str]:
 
 def environment_names(key: str) -> list[str]:
     """The environment names that set this setting."""
-    switches = module("engine.sources").SWITCHES
+    switches = module("engine.settings.sources").SWITCHES
     names = []
     for name, target in module("config").ENVIRONMENT.items():
         if target == key or (target in switches and switches[target][0] == key):
@@ -190,7 +192,7 @@ def environment_names(key: str) -> list[str]:
 def switched(name: str) -> str:
     """What an environment name stands for: a setting, or a value for each switch."""
     target = module("config").ENVIRONMENT[name]
-    switches = module("engine.sources").SWITCHES
+    switches = module("engine.settings.sources").SWITCHES
     if target not in switches:
         return code(target)
     key, values = switches[target]
@@ -201,7 +203,7 @@ def switched(name: str) -> str:
 
 
 def other_names(key: str) -> list[str]:
-    aliases: dict[str, str] = module("engine.sources").ALIASES
+    aliases: dict[str, str] = module("engine.settings.sources").ALIASES
     return [name for name, target in aliases.items() if target == key]
 
 
@@ -295,7 +297,7 @@ def section_order() -> list[str]:
 
 def obsolete_names() -> str:
     rows = []
-    for name, why in module("engine.sources").OBSOLETE.items():
+    for name, why in module("engine.settings.sources").OBSOLETE.items():
         rows.append((code(name), why))
     return table(("name", "why"), rows)
 
@@ -513,7 +515,7 @@ def run_folder_page() -> str:
 
 
 def checkpoint_page() -> str:
-    number = module("engine.checkpoint").FORMAT
+    number = module("engine.run.checkpoint").FORMAT
     text = f"This page describes format {number}."
     return page("Checkpoints", "checkpoint", text, *sections(texts()["checkpoint"]))
 
@@ -609,7 +611,7 @@ def card_row(key: str, gpu: Mapping[str, Any]) -> Row:
     has_fp8 = peaks["fp8"] is not None
     major, minor = map(int, gpu["sm"].split("."))
     is_amd = "rocm" in gpu["wheel"]
-    automatic, _ = module("engine.gpus").resolve_precision("auto", (major, minor), is_amd)
+    automatic, _ = module("engine.compute.gpus").resolve_precision("auto", (major, minor), is_amd)
     fp8 = "yes" if has_fp8 else "no"
     names = ", ".join(gpu["aliases"])
     limits = (gpu["memory_gb"], gpu["sm"], automatic, fp8, code(gpu["torch"]), code(gpu["wheel"]))

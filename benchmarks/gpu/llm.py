@@ -83,7 +83,7 @@ def write_tokens(folder: Path, count: int, vocabulary: int) -> None:
     random = np.random.default_rng(0)
     drawn = np.minimum(random.zipf(1.2, count), vocabulary - 1).astype(np.int64)
     drawn[1::2] = (drawn[::2] * 31 + 7) % (vocabulary - 1)
-    with project("engine.store").StoreWriter(folder, "llm") as writer:
+    with project("engine.data.store").StoreWriter(folder, "llm") as writer:
         writer.append("tokens", drawn.astype(np.uint16))
         writer.facts = {"vocabulary": vocabulary, "token_bytes": [4] * (vocabulary - 1) + [0]}
         writer.splits = {"train": [0, count], "validation": [count, count], "test": [count, count]}
@@ -109,7 +109,7 @@ def theirs(overrides: dict[str, Any]) -> dict[str, Any]:
     settings = project("config").load(
         overrides=[(key, str(value)) for key, value in overrides.items()]
     )
-    store = project("engine.store").Store.open(settings.data.path)
+    store = project("engine.data.store").Store.open(settings.data.path)
     torch.set_float32_matmul_precision("high")
     torch.backends.cudnn.allow_tf32 = True
     torch.manual_seed(settings.reproducibility.seed)

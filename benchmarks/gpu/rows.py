@@ -122,8 +122,8 @@ def train(folder: Path, overrides: Row, loader: Any = None, around: Any = None) 
     loader: to take the place of the project's. around: a context manager around the loop.
     """
     assembling = project("assemble")
-    loader = loader or project("engine.loader").Loader
-    distributed = project("engine.distributed").Distributed()
+    loader = loader or project("engine.data.loader").Loader
+    distributed = project("engine.compute.distributed").Distributed()
     quiet = {
         "monitor.progress": "false",
         "evaluation.every_steps": 10**9,
@@ -142,7 +142,7 @@ def train(folder: Path, overrides: Row, loader: Any = None, around: Any = None) 
     with (
         open(place / "log", "w") as log,
         contextlib.redirect_stdout(log),
-        project("engine.session").Session(place, settings, build, distributed) as session,
+        project("engine.run.session").Session(place, settings, build, distributed) as session,
     ):
         for run in session.phases():
             run.save = lambda: None
@@ -151,7 +151,7 @@ def train(folder: Path, overrides: Row, loader: Any = None, around: Any = None) 
                 project("train").train(run)
             if session.exit_code:  # a signal: the row would be of fewer steps than the others
                 sys.exit(session.exit_code)
-    record = project("engine.record").Record(place)
+    record = project("engine.log.record").Record(place)
     return Training(record.training, record.evaluations, session.run, ready)
 
 

@@ -93,7 +93,7 @@ def make_row_by_row(inner: Any) -> Any:
             return len(self.inner)
 
         def epoch(self, epoch: int, start: int = 0) -> Iterator[Any]:
-            rows = project("engine.rows")
+            rows = project("engine.data.rows")
             interfaces = project("engine.interfaces")
             indices, fresh = self.order.indices(epoch, 0, len(self))
             spans = [self.samples.spans(batch, epoch)[self.names[0]] for batch in indices[start:]]
@@ -219,7 +219,7 @@ def main() -> None:
         file = folder / "windows.h5"
         write(file, WINDOWS + BATCH)
         prepare(folder, arguments)
-        own = project("engine.loader").Loader
+        own = project("engine.data.loader").Loader
         naive = make_row_by_row(own)
         common = OFF | {"data.path": folder / "data", "data.batch_size": BATCH}
         common |= {"monitor.every_steps": 1, "model.width": 16} if arguments.rehearse else {}

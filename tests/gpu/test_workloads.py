@@ -34,7 +34,9 @@ SWITCHES = {
 
 GUARD = """
 import torch
-from my_training.engine import loader, meter, run
+from my_training.engine.data import loader
+from my_training.engine.log import meter
+from my_training.engine.run import run
 deliver, next_batch, end_step = loader.deliver, meter.Meter.next_batch, run.Run.end_step
 def delivered(*words):
     torch.cuda.set_sync_debug_mode("error")

@@ -33,7 +33,7 @@ ARRAYS = {"one": (), "wide": (3,), "square": (2, 2)}  # shapes of a row
 
 
 def engine(module: str, **answers: Any) -> ModuleType:
-    """A module of a rendered project's engine: `engine("step").Step`."""
+    """A module of a rendered project's engine: `engine("run.run").Run`."""
     return imported(render(**answers), f"engine.{module}")
 
 
@@ -42,8 +42,8 @@ ORDERS = ("auto", "time", "block", "full", "lanes", "bucket", "random_start")
 
 def kinds(stride: int, lengths: np.ndarray | None) -> dict[str, Any]:
     """`Samples.orders` of a workload that has both."""
-    lanes = engine("lanes", extras=["lanes"]).Lanes
-    buckets = engine("buckets", workload="seq2seq").Buckets
+    lanes = engine("data.lanes", extras=["lanes"]).Lanes
+    buckets = engine("data.buckets", workload="seq2seq").Buckets
     return {"lanes": partial(lanes, stride=stride), "bucket": partial(buckets, lengths=lengths)}
 
 
@@ -61,7 +61,7 @@ def as_stored(values: np.ndarray, dtype: str) -> np.ndarray:
 
 def write_store(folder: Path, loader: str, dtype: str = "float32") -> Any:
     """The opened store with all `ARRAYS` in one dtype."""
-    store = engine("store", loader=loader)
+    store = engine("data.store", loader=loader)
     with store.StoreWriter(folder, "fake") as writer:
         for name, row in ARRAYS.items():
             writer.append(name, as_stored(content(row), dtype), dtype)
@@ -71,7 +71,7 @@ def write_store(folder: Path, loader: str, dtype: str = "float32") -> Any:
 
 def settings(seed: int = 3, evaluation_batch_size: int = 0, **data: Any) -> SimpleNamespace:
     """What a loader reads of the settings, with keys of `data:` in their real form."""
-    section = engine("config").LoaderSettings(**{"batch_size": 4, "num_workers": 0} | data)
+    section = engine("settings.config").LoaderSettings(**{"batch_size": 4, "num_workers": 0} | data)
     return SimpleNamespace(
         data=section,
         reproducibility=SimpleNamespace(seed=seed),
@@ -83,8 +83,8 @@ def make_loader(
     loader: str, samples: Any, store: Any, given: Any, *place: int, train: bool = True
 ) -> Any:
     """The loader's part over samples; place: rank and world."""
-    order = engine("order", loader=loader).make_order(samples, given, *place, train=train)
-    return engine("loader", loader=loader).Loader(samples, store, given, order, CPU)
+    order = engine("data.order", loader=loader).make_order(samples, given, *place, train=train)
+    return engine("data.loader", loader=loader).Loader(samples, store, given, order, CPU)
 
 
 class Samples:
@@ -252,13 +252,13 @@ class Loop:
         self.project = SimpleNamespace(
             wrapped=model,
             optimizer=optimizer or torch.optim.SGD(model.parameters(), lr=1.0),
-            precision=precision or engine("precision").Precision("fp32", CPU),
+            precision=precision or engine("compute.precision").Precision("fp32", CPU),
             distributed=distributed or OneOf(),
             device=CPU,
         )
         loader = SimpleNamespace(stall_seconds=0.0)
         skips = self.project.precision.scaler.is_enabled()
-        self.meter = engine("meter").Meter(self.project.distributed, loader, skips)
+        self.meter = engine("log.meter").Meter(self.project.distributed, loader, skips)
         self.signals = self
         self.step = 0
         self.step_fraction = 1.0
@@ -293,7 +293,7 @@ class Loop:
             yield {**batch}
 
     def divisor(self) -> Tensor:
-        return engine("run").Run.divisor(self)
+        return engine("run.run").Run.divisor(self)
 
     def end_step(self, norm: Tensor) -> None:
         self.step += 1
@@ -369,7 +369,7 @@ class Summing(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.tensor(1.0))
-        self.recurrent = engine("recurrent", extras=["lanes"]).RecurrentState()
+        self.recurrent = engine("run.recurrent", extras=["lanes"]).RecurrentState()
         self.seen: list[Tensor] = []
 
     def forward(self, batch: dict[str, Tensor]) -> Any:

@@ -50,7 +50,7 @@ class Part:
 def make(folder: Path, seed: int = 0, keep: int = 2, **must_match: Any) -> Any:
     """A Checkpoint of a small run whose content `seed` decides."""
     parts = {"model": Tied(seed), "other": Part([seed, "x", None])}
-    return engine("checkpoint").Checkpoint(folder, OneOf(), keep, must_match, **parts)
+    return engine("run.checkpoint").Checkpoint(folder, OneOf(), keep, must_match, **parts)
 
 
 def names(folder: Path) -> list[str]:
@@ -112,15 +112,15 @@ def test_a_save_needs_no_memory_for_the_content(tmp_path):
     big = torch.ones(25_000_000)
     peaks = []
     part = Part(big)
-    checkpoint = engine("checkpoint").Checkpoint(tmp_path, OneOf(), model=part)
-    write = engine("checkpoint").HashingFile.write
+    checkpoint = engine("run.checkpoint").Checkpoint(tmp_path, OneOf(), model=part)
+    write = engine("run.checkpoint").HashingFile.write
 
     def measured(self: Any, content: Any) -> int:
         peaks.append(tracemalloc.get_traced_memory()[0])
         return write(self, content)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine("checkpoint").HashingFile, "write", measured)
+        patch.setattr(engine("run.checkpoint").HashingFile, "write", measured)
         tracemalloc.start()
         checkpoint.save(1)
         tracemalloc.stop()
@@ -131,7 +131,7 @@ def test_what_was_loaded_survives_the_file(tmp_path):
     """The file is mapped while it is read; what parts keep is copied."""
     kept = torch.arange(5.0)
     parts = {"model": Tied(), "other": Part(kept)}
-    checkpoint = engine("checkpoint").Checkpoint(tmp_path, OneOf(), **parts)
+    checkpoint = engine("run.checkpoint").Checkpoint(tmp_path, OneOf(), **parts)
     checkpoint.save(1)
     parts["other"].value = None
     checkpoint.load()
@@ -176,7 +176,7 @@ def test_a_best_one_that_found_no_space_leaves_the_one_before(tmp_path, monkeypa
     made.save(1, is_best=True)
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
-        with pytest.raises(engine("checkpoint").NotWritten):
+        with pytest.raises(engine("run.checkpoint").NotWritten):
             made.save(2, is_best=True)
     for step in (3, 4, 5):
         made.save(step)
@@ -239,7 +239,7 @@ def test_what_differs_is_refused_before_anything_is_loaded(tmp_path):
 def test_another_model_is_one_line(tmp_path):
     save(tmp_path, 1)
     model = nn.Sequential(*[nn.Linear(2, 2) for _ in range(4)])
-    other = engine("checkpoint").Checkpoint(tmp_path, OneOf(), model=model)
+    other = engine("run.checkpoint").Checkpoint(tmp_path, OneOf(), model=model)
     with pytest.raises(engine("errors").UserError, match="does not fit the model") as caught:
         other.load()
     assert str(caught.value).count('"') == 6  # three names
@@ -274,7 +274,7 @@ def kill_at(hit: int, when: str, patch: pytest.MonkeyPatch) -> None:
 
         return call
 
-    writing = engine("checkpoint").HashingFile
+    writing = engine("run.checkpoint").HashingFile
     patch.setattr(writing, "write", deadly(writing.write))
     for name in TOUCHES:
         patch.setattr(os, name, deadly(getattr(os, name)))
@@ -320,8 +320,10 @@ def test_a_failed_save_is_said_and_leaves_the_others_whole(
     save(tmp_path, 1, 2)
     before = names(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(engine("checkpoint").HashingFile if name == "write" else os, name, fail)
-        with pytest.raises(engine("checkpoint").NotWritten, match=f"{os.strerror(code)}.*{remedy}"):
+        patch.setattr(engine("run.checkpoint").HashingFile if name == "write" else os, name, fail)
+        with pytest.raises(
+            engine("run.checkpoint").NotWritten, match=f"{os.strerror(code)}.*{remedy}"
+        ):
             save(tmp_path, 3)
     assert names(tmp_path) == before
     assert_content(tmp_path, 2)
@@ -337,7 +339,7 @@ def test_a_full_disk_at_any_size_leaves_the_others_whole(tmp_path):
     for most in (0, 100, size // 2, size - 1):
         resource.setrlimit(resource.RLIMIT_FSIZE, (most, limits[1]))
         try:
-            with pytest.raises(engine("checkpoint").NotWritten, match="free some space"):
+            with pytest.raises(engine("run.checkpoint").NotWritten, match="free some space"):
                 save(tmp_path, 3)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -361,7 +363,7 @@ def test_damaged_ones_cost_no_whole_one(tmp_path):
 
 def test_a_checkpoint_that_goes_while_it_is_read_gives_way_to_the_newer_one(tmp_path, monkeypatch):
     """A training that runs has saved a better one, and removes it."""
-    checkpoint = engine("checkpoint").Checkpoint
+    checkpoint = engine("run.checkpoint").Checkpoint
     real = checkpoint.is_intact
     made = make(tmp_path)
     made.save(1, is_best=True)
@@ -378,7 +380,7 @@ def test_a_checkpoint_that_goes_while_it_is_read_gives_way_to_the_newer_one(tmp_
 
 def test_another_format_is_named_and_not_taken_for_damage(tmp_path, monkeypatch):
     save(tmp_path, 1)
-    monkeypatch.setattr(engine("checkpoint"), "FORMAT", 99)
+    monkeypatch.setattr(engine("run.checkpoint"), "FORMAT", 99)
     save(tmp_path, 2)
     monkeypatch.undo()
     with pytest.raises(engine("errors").UserError, match="format 99, this version reads"):

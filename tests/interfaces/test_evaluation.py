@@ -52,8 +52,10 @@ class Squares(nn.Module):
 
 
 def evaluate(model: nn.Module, loader: Any, distributed: Any = None, **more: Any) -> Any:
-    precision = engine("precision").Precision("fp32", CPU)
-    return engine("evaluation").evaluate(model, loader, precision, distributed or OneOf(), **more)
+    precision = engine("compute.precision").Precision("fp32", CPU)
+    return engine("run.evaluation").evaluate(
+        model, loader, precision, distributed or OneOf(), **more
+    )
 
 
 def numbered(values: np.ndarray, batch: int) -> list[dict[str, Tensor]]:

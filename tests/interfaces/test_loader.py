@@ -289,7 +289,7 @@ def test_resident_is_a_wish(loader, wish, is_resident, make):
 @pytest.mark.parametrize(("loader", "size"), [("memmap", "auto"), ("chunk", 1e-6)])
 def test_resident_true_must_fit(loader, size, make, monkeypatch):
     if loader == "memmap":
-        monkeypatch.setattr(engine("loader", loader=loader), "memory_left", lambda device: 1e3)
+        monkeypatch.setattr(engine("data.loader", loader=loader), "memory_left", lambda device: 1e3)
     made = make(loader, shapes()["rows"], resident=True, chunk_size_gb=size)
     user_error = engine("errors", loader=loader).UserError
     with pytest.raises(user_error, match=r"data.resident true"):
@@ -318,7 +318,7 @@ def test_waiting_for_the_gpu_is_no_wait_for_data(make, monkeypatch):
 
     monkeypatch.setattr(time, "perf_counter", lambda: seconds)
     made._copied = [SimpleNamespace(synchronize=synchronize)] * len(made._copied)
-    meter = engine("meter", loader="memmap").Meter(OneOf(), made, skips=False)
+    meter = engine("log.meter", loader="memmap").Meter(OneOf(), made, skips=False)
     batches = made.epoch(0)
     for _ in range(len(made)):
         meter.next_batch(batches)

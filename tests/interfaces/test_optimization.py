@@ -36,7 +36,7 @@ def test_own_blocks_compile_others_are_named_and_left_alone(monkeypatch):
     x = torch.randn(3, 5, 4)
     eager = [block(x) for block in blocks]
     chosen = settings(compile__enabled="true")
-    compiled, why = engine("optimization").compile_blocks(blocks, chosen, None)
+    compiled, why = engine("compute.optimization").compile_blocks(blocks, chosen, None)
     assert compiled == "1 blocks, mode default"
     assert why.endswith("not compiled: Own (an RNN), Linear (a module of torch.nn)")
     torch._dynamo.utils.counters.clear()
@@ -59,7 +59,9 @@ def test_own_blocks_compile_others_are_named_and_left_alone(monkeypatch):
     ],
 )
 def test_whether_blocks_compile(enabled, capability, wanted):
-    on, why = engine("optimization").compiles(settings(compile__enabled=enabled), capability)
+    on, why = engine("compute.optimization").compiles(
+        settings(compile__enabled=enabled), capability
+    )
     assert on is wanted
     assert ("auto" in why) == (enabled == "auto")
 
@@ -82,7 +84,7 @@ def test_activation_checkpointing_is_off_without_gradients():
     block = Own()
     calls: list[int] = []
     block.layer.register_forward_pre_hook(lambda *_: calls.append(1))
-    engine("optimization").checkpoint_blocks([block])
+    engine("compute.optimization").checkpoint_blocks([block])
     with torch.no_grad():
         block(torch.ones(2, 4))
     assert len(calls) == 1
@@ -105,7 +107,7 @@ def test_blocks_in_cuda_graphs_evaluate_eagerly(mode, monkeypatch):
 
     monkeypatch.setattr(nn.Module, "compile", compile)
     chosen = settings(compile__mode=mode, compile__enabled="true")
-    engine("optimization").compile_blocks([block], chosen, None)
+    engine("compute.optimization").compile_blocks([block], chosen, None)
     x = torch.randn(3, 4)
     trained = block(x)
     with torch.no_grad():
@@ -118,5 +120,5 @@ def test_the_first_batch_has_no_more_memory_than_later_ones(name, count):
     """The optimizer's averages are there from the first step on."""
     chosen = settings(optimizer__name=name)
     optimizer = imported(render(), "optimizer").build_optimizer(nn.Linear(30, 7), chosen)
-    reserved = engine("dry_run").reserve_averages(optimizer)
+    reserved = engine("run.dry_run").reserve_averages(optimizer)
     assert sum(tensor.numel() for tensor in reserved) == count * 217

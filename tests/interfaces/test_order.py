@@ -54,7 +54,7 @@ def make(arguments: dict[str, Any], **changed: Any) -> Any:
     if lengths is None and chosen["kind"] == "bucket":
         lengths = np.arange(chosen["length"]) % 37
     own_orders = kinds(chosen["stride"], lengths)
-    order = own_orders.get(chosen["kind"], engine("order").Order)
+    order = own_orders.get(chosen["kind"], engine("data.order").Order)
     given_settings = settings(
         chosen["seed"],
         order=chosen["kind"],
@@ -207,7 +207,7 @@ def test_an_epoch_begins_anywhere(arguments, epoch, first, count):
 
 
 def test_an_epoch_is_longer_than_what_is_computed_at_once(monkeypatch):
-    monkeypatch.setattr(engine("order"), "TOGETHER", 64)
+    monkeypatch.setattr(engine("data.order"), "TOGETHER", 64)
     for kind in ORDERS:
         order = make(SIMPLE, kind=kind, length=999, batch_size=7, block=100)
         indices, _ = whole_epoch(order, 1)
@@ -228,7 +228,7 @@ def test_seed_and_epoch_change_a_shuffled_order(kind):
 
 
 def test_auto_is_full_or_block_by_the_number_of_samples_alone():
-    limit = engine("order").LARGEST_FULL
+    limit = engine("data.order").LARGEST_FULL
     assert make(SIMPLE, kind="auto", length=limit).kind == "full"
     assert make(SIMPLE, kind="auto", length=limit + 1, fraction=0.01).kind == "block"
 
@@ -300,7 +300,7 @@ def test_training_lanes_are_stretches_of_equal_length(arguments, epoch):
 def test_buckets_are_cut_from_sorted_lengths(arguments, epoch):
     """In a pool, batches overlap in length by no more than their borders: the least padding."""
     slots = arguments["batch_size"] * arguments["world"]
-    assume(arguments["length"] <= engine("buckets", workload="seq2seq").BATCHES * slots)
+    assume(arguments["length"] <= engine("data.buckets", workload="seq2seq").BATCHES * slots)
     indices, _ = of_all_ranks(arguments, epoch)
     ranges = []
     for batch in indices:
@@ -328,4 +328,4 @@ RULES = {
 def test_the_rule_is_that_of_its_number(kind):
     chosen = {"length": 1000, "seed": 7, "block": 64, "stride": 9, "fraction": 0.9}
     indices, _ = make(SIMPLE, kind=kind, **chosen).indices(2, 0, 3)
-    assert indices.ravel().tolist() == RULES[engine("order").RULE][kind]
+    assert indices.ravel().tolist() == RULES[engine("data.order").RULE][kind]

@@ -13,7 +13,7 @@ HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def make(name: str) -> Any:
-    return engine("precision").Precision(name, CPU)
+    return engine("compute.precision").Precision(name, CPU)
 
 
 def fp16_loop(model: nn.Module, weight: float, clip: float, optimizer: Any) -> Loop:

@@ -12,18 +12,18 @@ SLOTS = 8
 
 def ranks_of(world: int, rank: int, batch: int, kind: str = "lanes") -> Any:
     """The part of a checkpoint of process `rank`, with a batch of `batch` samples."""
-    module = engine("progress")
+    module = engine("run.progress")
     by_width = kind in ("lanes", "bucket")
     sizes = {"rank": rank, "batch_size": batch, "batch_size_all_ranks": batch * world}
     order = SimpleNamespace(kind=kind, by_width=by_width, **sizes)
-    recurrent = engine("recurrent", extras=["lanes"]).RecurrentState()
+    recurrent = engine("run.recurrent", extras=["lanes"]).RecurrentState()
     progress = module.Progress(step=6)
     return module.RankStates(OneOf(world, rank), progress, recurrent, order, steps_per_epoch=9)
 
 
 def saved(world: int) -> dict[str, Any]:
     """By `world` processes; a lane's state is its number."""
-    random = engine("progress").random_state()
+    random = engine("run.progress").random_state()
     lanes = torch.arange(SLOTS).chunk(world)
     carries = [{"layers": [(lane.clone(), lane[:, None] * 10)]} for lane in lanes]
     ranks = [{"random": random, "carry": carry} for carry in carries]

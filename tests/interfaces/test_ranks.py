@@ -56,7 +56,7 @@ def on_two_ranks(work: Callable[[int], Any]) -> list[Any]:
 
 def part(choice: str) -> Any:
     workload = "llm" if choice == "fsdp" else "tabular"
-    return engine("distributed", distributed=choice, workload=workload)
+    return engine("compute.distributed", distributed=choice, workload=workload)
 
 
 class Blocks(Ragged):
@@ -152,7 +152,7 @@ def test_ranks_come_to_agree(choice):
 
 def test_restarted_processes_do_not_meet_the_dead_ones():
     """torchrun keeps its store, with the words of processes that it has killed."""
-    group = engine("group", distributed="ddp", workload="tabular")
+    group = engine("compute.group", distributed="ddp", workload="tabular")
     port = free_port()
     server = torch.distributed.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
     server.set("ask/1", "dead")

@@ -125,7 +125,7 @@ def restless() -> None:
 
 def restless_and_tried_thrice() -> None:
     restless()
-    from my_training.engine import run as module  # type: ignore[import-not-found]
+    from my_training.engine.run import run as module  # type: ignore[import-not-found]
 
     once = module.dry_run
 

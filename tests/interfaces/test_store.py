@@ -17,7 +17,7 @@ from rendering import render
 
 
 def stored(folder: Path, value: float = 1.0, **facts: Any) -> Any:
-    store = engine("store")
+    store = engine("data.store")
     with store.StoreWriter(folder, "tabular") as writer:
         writer.append("x", np.full((4, 1), value, np.float32))
         writer.facts = facts
@@ -60,7 +60,7 @@ def test_a_new_store_removes_the_old_one_and_nothing_else(tmp_path):
 
 def test_a_second_writer_is_refused_and_the_first_one_is_not_disturbed(tmp_path):
     stored(tmp_path)
-    with engine("store").StoreWriter(tmp_path, "tabular") as writer:
+    with engine("data.store").StoreWriter(tmp_path, "tabular") as writer:
         writer.append("x", np.full((4, 1), 2, np.float32))
         second = os.fork()
         if second == 0:
@@ -71,7 +71,7 @@ def test_a_second_writer_is_refused_and_the_first_one_is_not_disturbed(tmp_path)
                 os._exit(9 if is_known else 1)
             os._exit(0)
         assert os.waitstatus_to_exitcode(os.waitpid(second, 0)[1]) == 9
-    assert engine("store").Store.open(tmp_path).arrays["x"].rows()[0] == 2
+    assert engine("data.store").Store.open(tmp_path).arrays["x"].rows()[0] == 2
 
 
 @pytest.mark.parametrize("hit", [1, 2])
@@ -100,11 +100,11 @@ def test_a_full_disk_leaves_the_store_that_was_there(tmp_path, monkeypatch):
     def full(*arguments):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(engine("store"), "sync", full)
+    monkeypatch.setattr(engine("data.store"), "sync", full)
     with pytest.raises(OSError, match="No space left") as caught:
         stored(tmp_path, 2.0)
     assert files_of(tmp_path) == before
-    line = str(engine("explanations").explain(caught.value, command="prepare"))
+    line = str(engine("run.explanations").explain(caught.value, command="prepare"))
     assert line.startswith("a file could not be written ([Errno 28] No space left on device")
     assert line.endswith(": prepare: free some space")
 
@@ -114,7 +114,7 @@ def test_a_store_of_another_format_is_one_line(tmp_path):
     manifest = json.loads((tmp_path / "manifest.json").read_text())
     (tmp_path / "manifest.json").write_text(json.dumps(manifest | {"format": 99}))
     with pytest.raises(engine("errors").UserError, match=r"format 99, this project reads .*: run"):
-        engine("store").Store.open(tmp_path)
+        engine("data.store").Store.open(tmp_path)
 
 
 HOSTILE: dict[str, Any] = {
@@ -143,11 +143,11 @@ def test_a_manifest_that_cannot_be_true_is_refused_under_a_correct_seal(name, tm
         HOSTILE[name](entry)
     engine("files").write_sealed(tmp_path / "data/manifest.json", manifest)
     with pytest.raises(engine("errors").UserError, match=r"the manifest is damaged: .*: run"):
-        engine("store").Store.open(tmp_path / "data")
+        engine("data.store").Store.open(tmp_path / "data")
 
 
 def test_a_flipped_bit_is_found_at_opening_where_the_data_are_small(tmp_path, monkeypatch):
-    module = engine("store")
+    module = engine("data.store")
     error = engine("errors").UserError
     store = stored(tmp_path)
     path = store.arrays["x"].path
@@ -171,7 +171,7 @@ def test_a_flipped_bit_is_found_at_opening_where_the_data_are_small(tmp_path, mo
 
 
 def test_a_run_remembers_its_data_without_their_rows(tmp_path):
-    remembered = engine("store").Store.remembered
+    remembered = engine("data.store").Store.remembered
     run = tmp_path / "run"
     run.mkdir()
     first = stored(tmp_path / "a", targets=[0])

@@ -38,7 +38,7 @@ def store(workload: str) -> Any:
     """The workload's synthetic data, written once."""
     folder = scratch() / f"synthetic-{workload}"
     module(workload, "dataset").synthesize(folder, settings(workload))
-    return module(workload, "engine.store").Store.open(folder, workload)
+    return module(workload, "engine.data.store").Store.open(folder, workload)
 
 
 def model_of(workload: str, **changed: Any) -> Any:
@@ -55,7 +55,7 @@ def samples(workload: str, split: str = "train") -> Any:
 
 def read(workload: str, numbers: list[int], split: str = "validation") -> dict[str, Tensor]:
     """The batch of these samples, read without a loader."""
-    engine_rows = module(workload, "engine.rows")
+    engine_rows = module(workload, "engine.data.rows")
     of_split = samples(workload, split)
     indices = np.array(numbers)
     rows = {}
@@ -166,11 +166,11 @@ def test_every_order_of_the_workload_gives_what_a_direct_reading_gives(workload,
     for order in set(orders) - {"random_start"}:
         given = settings(workload, data__order=order, data__batch_size=16, data__fraction=0.02)
         of_split = samples(workload)
-        made = imported(project, "engine.loader").Loader(
+        made = imported(project, "engine.data.loader").Loader(
             of_split,
             store(workload),
             given,
-            imported(project, "engine.order").make_order(of_split, given),
+            imported(project, "engine.data.order").make_order(of_split, given),
             CPU,
         )
         batch = next(made.epoch(0))

@@ -42,20 +42,20 @@ def engine(module: str) -> Any:
 
 
 def prepared(folder: Path) -> Callable[[], Any]:
-    with engine("store").StoreWriter(folder, "tabular") as writer:
+    with engine("data.store").StoreWriter(folder, "tabular") as writer:
         writer.append("x", np.full((4, 2), 3.0, np.float32))
         writer.facts = {"target": {"mean": 0.5, "std": 3.0}}
         writer.splits = {"train": [0, 3], "validation": [3, 4]}
-    return lambda: vars(engine("store").Store.open(folder))
+    return lambda: vars(engine("data.store").Store.open(folder))
 
 
 def remembered(folder: Path) -> Callable[[], Any]:
     prepared(folder / "data")
-    store = engine("store").Store.open(folder / "data")
+    store = engine("data.store").Store.open(folder / "data")
     store.remember(folder)
 
     def load() -> Any:
-        known = engine("store").Store.remembered(folder, store.fingerprint)
+        known = engine("data.store").Store.remembered(folder, store.fingerprint)
         return known and vars(known)
 
     return load
@@ -65,8 +65,8 @@ def saved(folder: Path) -> Callable[[], Any]:
     """Two checkpoints, of which the older one is the best."""
 
     def make() -> Any:
-        one = engine("distributed").Distributed()
-        return engine("checkpoint").Checkpoint(
+        one = engine("compute.distributed").Distributed()
+        return engine("run.checkpoint").Checkpoint(
             folder, one, must_match={"data": "a"}, model=nn.Linear(2, 1)
         )
 
@@ -146,11 +146,11 @@ def train(
 
 MOMENTS = {
     "package": {
-        "start": "engine.run:dry_run",
-        "step": "engine.run:Run.end_step",
-        "evaluation": "engine.run:evaluate",
-        "save": "engine.checkpoint:Checkpoint.save",
-        "prepare": "engine.store:write_sealed",
+        "start": "engine.run.run:dry_run",
+        "step": "engine.run.run:Run.end_step",
+        "evaluation": "engine.run.run:evaluate",
+        "save": "engine.run.checkpoint:Checkpoint.save",
+        "prepare": "engine.data.store:write_sealed",
     },
     "script": {
         "start": ":configure_torch",
@@ -317,7 +317,7 @@ def prepare(folder: Path, rows: int, before: Any = None, name: str = "") -> Runn
 
 
 def num_rows(folder: Path) -> int:
-    return engine("store").Store.open(folder / "data").source["rows"]
+    return engine("data.store").Store.open(folder / "data").source["rows"]
 
 
 @pytest.mark.cover(1)

@@ -21,11 +21,11 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from .errors import UserError
-from .files import sha256, sync
+from ..errors import UserError
+from ..files import sha256, sync
 
 if TYPE_CHECKING:
-    from .distributed import Distributed
+    from ..compute.distributed import Distributed
 
 T = TypeVar("T")
 State = dict[str, Any]

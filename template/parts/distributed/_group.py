@@ -20,8 +20,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .errors import UserError
-from .runs import RUNS, all_runs, is_run
+from ..errors import UserError
+from ..runs import RUNS, all_runs, is_run
 
 T = TypeVar("T")
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor, empty
 
-from .files import sync
+from ..files import sync
 from .whole_checkpoint import Checkpoint as WholeCheckpoint
 from .whole_checkpoint import NotWritten, State, read_plain, short_hash, step_name, write_state
 

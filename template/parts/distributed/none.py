@@ -10,7 +10,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from .errors import UserError
+from ..errors import UserError
 
 T = TypeVar("T")
 

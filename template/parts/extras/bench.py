@@ -16,12 +16,12 @@ from tqdm import tqdm
 
 from .. import dataset
 from ..assemble import open_store
-from ..engine.checks import check_model
+from ..engine.compute.precision import Precision, mean_and_clip
+from ..engine.data.rows import deliver, gather, mapped, stored_dtype
 from ..engine.interfaces import Batch, Rows, Spans
 from ..engine.plugins import discover
-from ..engine.precision import Precision, mean_and_clip
-from ..engine.progress import seed_everything
-from ..engine.rows import deliver, gather, mapped, stored_dtype
+from ..engine.run.checks import check_model
+from ..engine.run.progress import seed_everything
 from ..model import build_model
 from ..optimizer import build_optimizer
 
@@ -122,7 +122,7 @@ class Bench:
         # Only HDF5 can read a compressed dataset, one span after the other.
         starts = np.ravel(spans.starts)
         lengths = np.ravel(spans.lengths)
-        packed = discover("engine", "Hdf5Array")[0].Hdf5Array(**vars(array))
+        packed = discover("engine/data", "Hdf5Array")[0].Hdf5Array(**vars(array))
         pieces = []
         for start, length in zip(starts, lengths, strict=True):
             pieces.append(packed.read(start, start + length))

@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..engine.compute.gpus import Card, features, resolve_precision
 from ..engine.errors import UserError
-from ..engine.gpus import Card, features, resolve_precision
-from ..engine.yaml_text import read_yaml
+from ..engine.settings.yaml_text import read_yaml
 from ..measure.measurements import Measurements, Plan, environment
 from ..measure.trials import LOADER, Overrides, Trials, card_here, changed
 
@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
         settings = changed(settings, own["sizes"][size])
 
     from ..assemble import open_store
-    from ..engine.loader import Loader
+    from ..engine.data.loader import Loader
 
     card = card_here()
     known = switches(settings, card, Loader.WITHOUT_EFFECT, own["switches"])
@@ -152,7 +152,7 @@ class Switches:
     """Collects the switches of one configuration on one card."""
 
     def __init__(self, settings: Settings, card: Card, unused: Sequence[str]):
-        from ..engine.optimization import compiles
+        from ..engine.compute.optimization import compiles
 
         self.settings = settings
         self.card = card

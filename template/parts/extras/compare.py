@@ -13,10 +13,10 @@ import yaml
 
 from ..engine.errors import UserError
 from ..engine.files import read_json, write_text
-from ..engine.record import Record, numbers
-from ..engine.report import Cells, aligned, draw, duration, markdown, plot, table, tidy
+from ..engine.log.record import Record, numbers
+from ..engine.log.report import Cells, aligned, draw, duration, markdown, plot, table, tidy
 from ..engine.runs import RUNS, all_runs, find_run, typed_run
-from ..engine.yaml_text import read_yaml
+from ..engine.settings.yaml_text import read_yaml
 from ..hooks.details import seconds
 
 if TYPE_CHECKING:

@@ -16,8 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..engine.checkpoint import Checkpoint
-from ..engine.checks import (
+from ..engine.compute.distributed import Distributed
+from ..engine.interfaces import Batch, Rows
+from ..engine.run.checkpoint import Checkpoint
+from ..engine.run.checks import (
     FORWARD,
     check_batch,
     check_output,
@@ -25,9 +27,7 @@ from ..engine.checks import (
     check_registered,
     kind,
 )
-from ..engine.distributed import Distributed
-from ..engine.interfaces import Batch, Rows
-from ..engine.progress import seed_everything
+from ..engine.run.progress import seed_everything
 from .bench import (
     BETWEEN,
     CPU,

@@ -22,9 +22,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from ..engine.gpus import Gpu
+from ..engine.compute.gpus import Gpu
+from ..engine.compute.optimization import checkpoint_blocks
 from ..engine.interfaces import Batch
-from ..engine.optimization import checkpoint_blocks
 from ..optimizer import import_muon
 
 aten = torch.ops.aten

@@ -13,8 +13,8 @@ from statistics import median
 from typing import Any
 
 from ..engine.files import read_rows, write_text
-from ..engine.record import Record, Row, numbers
-from ..engine.report import NO_METRICS, Cells, draw, duration, markdown, plots, table
+from ..engine.log.record import Record, Row, numbers
+from ..engine.log.report import NO_METRICS, Cells, draw, duration, markdown, plots, table
 
 
 def steady(values: list[float]) -> float:

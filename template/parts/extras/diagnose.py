@@ -14,13 +14,13 @@ import torch
 from torch.nn import functional
 
 from .. import model as own_model
+from ..engine.compute.precision import HALF
 from ..engine.errors import NonFinite, UserError
-from ..engine.precision import HALF
 from ..measure.memory_estimate import check_forward, check_rows
 from ..measure.nonfinite import explain_non_finite
 
 if TYPE_CHECKING:
-    from ..engine.run import Run
+    from ..engine.run.run import Run
 
 
 class Hook:

@@ -13,13 +13,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from ..engine.config import BelowOne, Natural, Positive, Section, defaults
 from ..engine.errors import UserError
+from ..engine.settings.config import BelowOne, Natural, Positive, Section, defaults
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from ..engine.run import Run
+    from ..engine.run.run import Run
 
 WEIGHTS = "averaged"
 """The value of `--weights` that selects the averages."""
@@ -55,7 +55,7 @@ class Hook:
 
     def start(self, run: Run) -> None:
         """Begin with the restored averages, or with the current weights."""
-        from ..engine.shards import fill
+        from ..engine.compute.shards import fill
 
         model = run.project.model
         self.settings = run.project.settings.ema
@@ -72,7 +72,7 @@ class Hook:
         """Move the averages towards the weights, faster at first, to forget initial weights."""
         import torch
 
-        from ..engine.shards import own
+        from ..engine.compute.shards import own
 
         if run.step % self.settings.every_steps:
             return
@@ -88,7 +88,7 @@ class Hook:
     @contextmanager
     def evaluating(self, run: Run) -> Iterator[None]:
         """Measure the averages before the weights: a resume after a signal then measures both."""
-        from ..engine.evaluation import evaluate
+        from ..engine.run.evaluation import evaluate
 
         project = run.project
         self._exchange(project.model)
@@ -110,7 +110,7 @@ class Hook:
         """Swap weights and averages in place, since CUDA graphs and buckets keep addresses."""
         import torch
 
-        from ..engine.shards import own
+        from ..engine.compute.shards import own
 
         with torch.no_grad():
             for average, weight in zip(self.averages.values(), self.weights, strict=True):
@@ -129,7 +129,7 @@ def use(model: nn.Module, states: dict[str, Any]) -> None:
         what = "the checkpoint has no averaged weights"
         remedy = "use --weights trained, or continue training with the extra ema"
         raise UserError(what, f"--weights {WEIGHTS}", remedy)
-    from ..engine.shards import fill
+    from ..engine.compute.shards import fill
 
     for name, parameter in model.named_parameters():
         fill(parameter, states["ema"]["averages"][name])

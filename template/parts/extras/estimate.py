@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from ..engine import gpus
-from ..engine.config import Section, defaults
+from ..engine.compute import gpus
 from ..engine.errors import UserError
-from ..engine.record import Record, numbers
-from ..engine.sources import near
-from ..engine.yaml_text import read_yaml
+from ..engine.log.record import Record, numbers
+from ..engine.settings.config import Section, defaults
+from ..engine.settings.sources import near
+from ..engine.settings.yaml_text import read_yaml
 
 if TYPE_CHECKING:
     from ..config import Settings
@@ -77,8 +77,8 @@ def counter(settings: Settings) -> tuple[Callable[[str, bool], Costs], int]:
 
     from ..assemble import open_store
     from ..dataset import Samples
-    from ..engine.loader import Loader
-    from ..engine.order import make_order
+    from ..engine.data.loader import Loader
+    from ..engine.data.order import make_order
     from ..measure.costs import count
     from ..model import build_model
 

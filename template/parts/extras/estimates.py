@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from ..engine.compute.gpus import Gpu, resolve_precision, table
 from ..engine.errors import UserError
-from ..engine.gpus import Gpu, resolve_precision, table
 from .costs import HALF, Costs, Device, Recorder, card
 
 if TYPE_CHECKING:

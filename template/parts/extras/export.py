@@ -151,8 +151,8 @@ def write_int8(
     loader: Any,
 ) -> None:
     """Write int8 weights, and print how the metrics of a split change."""
-    from ..engine.evaluation import evaluate
-    from ..engine.report import aligned, side_by_side
+    from ..engine.log.report import aligned, side_by_side
+    from ..engine.run.evaluation import evaluate
 
     def measure() -> dict[str, float]:
         model.to(project.device)

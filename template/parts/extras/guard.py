@@ -11,11 +11,11 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
+from ..engine.data.store import Store, verify
 from ..engine.errors import UserError
-from ..engine.store import Store, verify
 
 if TYPE_CHECKING:
-    from ..engine.run import Run
+    from ..engine.run.run import Run
 
 
 class Hook:

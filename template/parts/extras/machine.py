@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..engine import gpus
-from ..engine.yaml_text import read_yaml
+from ..engine.compute import gpus
+from ..engine.settings.yaml_text import read_yaml
 from .doctor import failure
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def check_card(card: gpus.Card, answers: Answers) -> Finding:
 def check_data(settings: Settings) -> Finding:
     """Compare all files of the prepared dataset with their checksums."""
     from ..assemble import open_store
-    from ..engine.store import verify
+    from ..engine.data.store import verify
 
     store = open_store(settings)
     num_bytes = verify(store, again=True)

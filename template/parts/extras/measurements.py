@@ -19,9 +19,9 @@ from pathlib import Path
 from statistics import mean, median, stdev
 from typing import Any, NamedTuple
 
+from ..engine.compute.gpus import Card
 from ..engine.files import read_json, write_json, write_text
-from ..engine.gpus import Card
-from ..engine.report import show, table
+from ..engine.log.report import show, table
 from .trials import Failed, Overrides, Trials, spread
 
 Row = dict[str, Any]
@@ -295,7 +295,7 @@ def rows_of(claim: Row, rows: list[Row]) -> tuple[Row, Row]:
 
 def environment(card: Card) -> Row:
     """Return what affects speed in addition to the settings."""
-    from ..engine.runs import git_state, versions
+    from ..engine.run.environment import git_state, versions
 
     facts: Row = {"device": card.name}
     if card.capability:

@@ -14,17 +14,17 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from ..engine.dry_run import reserve_averages, without_trace
+from ..engine.compute.host_memory import free_host_memory
+from ..engine.compute.optimization import compiles
+from ..engine.data.rows import count_bytes
 from ..engine.errors import UserError
-from ..engine.host_memory import free_host_memory
 from ..engine.interfaces import Batch
-from ..engine.optimization import compiles
-from ..engine.rows import count_bytes
+from ..engine.run.dry_run import reserve_averages, without_trace
 
 if TYPE_CHECKING:
-    from ..engine.config import Settings
-    from ..engine.order import Order
-    from ..engine.project import Project
+    from ..engine.data.order import Order
+    from ..engine.run.project import Project
+    from ..engine.settings.config import Settings
 
 CPU = torch.device("cpu")
 NUM_PROBES = 64  # samples whose rows are counted

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from ..engine.compute.shards import own
 from ..engine.errors import NonFinite, UserError
-from ..engine.explanations import advice
 from ..engine.interfaces import Batch
-from ..engine.shards import own
+from ..engine.run.explanations import advice
 
 if TYPE_CHECKING:
-    from ..engine.project import Project
-    from ..engine.run import Run
+    from ..engine.run.project import Project
+    from ..engine.run.run import Run
 
 SHOWN = 4  # numbers of samples in an error
 OTHERS = 4  # batches, and samples of each, to evaluate before one sample is blamed

@@ -15,11 +15,11 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset
 
+from ..engine.data.order import Order
+from ..engine.data.rows import deliver, gather, mapped, stored_dtype
+from ..engine.data.store import Store
 from ..engine.interfaces import Batch, Rows
-from ..engine.order import Order
-from ..engine.rows import deliver, gather, mapped, stored_dtype
 from ..engine.signals import leave_signals
-from ..engine.store import Store
 
 
 class Reader(Dataset):

@@ -19,8 +19,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 from tqdm import tqdm
 
-from ..engine.report import show, table
-from ..engine.runs import device_line
+from ..engine.log.report import show, table
+from ..engine.run.environment import device_line
 from .steps import Steps
 
 RANGE = "layer: "

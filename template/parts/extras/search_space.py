@@ -12,7 +12,7 @@ from typing import Any
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 from ..config import Settings
-from ..engine.sources import ALIASES, Sources
+from ..engine.settings.sources import ALIASES, Sources
 from .trials import Overrides, changed
 
 Distribution = CategoricalDistribution | FloatDistribution | IntDistribution

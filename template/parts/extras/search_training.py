@@ -20,15 +20,15 @@ from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import UserError
 from ..engine.files import lock, write_json
-from ..engine.record import Record
+from ..engine.log.record import Record
 from .trials import SETTINGS, SOURCE
 
 if TYPE_CHECKING:
     from optuna import Study
     from optuna.trial import Trial
 
-    from ..engine.config import Settings
-    from ..engine.run import Run
+    from ..engine.run.run import Run
+    from ..engine.settings.config import Settings
 
 JOURNAL = "journal.log"
 RESULT = "result.json"
@@ -86,8 +86,8 @@ def train(folder: Path, number: int) -> int:
     """Train with the folder's settings, or resume, and write the result."""
     from ..assemble import assemble, open_store
     from ..config import load
-    from ..engine.distributed import Distributed
-    from ..engine.session import Session
+    from ..engine.compute.distributed import Distributed
+    from ..engine.run.session import Session
     from ..train import train as train_run
 
     start_time = time.monotonic()

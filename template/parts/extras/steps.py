@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from ..assemble import assemble, open_store
-from ..engine.distributed import Distributed
+from ..engine.compute.distributed import Distributed
+from ..engine.compute.precision import mean_and_clip
 from ..engine.interfaces import Batch
-from ..engine.precision import mean_and_clip
-from ..engine.project import Project
+from ..engine.run.project import Project
 
 if TYPE_CHECKING:
     from ..config import Settings

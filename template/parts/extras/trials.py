@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from ..engine.compute.gpus import Card, this_card
 from ..engine.errors import UserError
 from ..engine.files import read_json
-from ..engine.gpus import Card, this_card
-from ..engine.record import Record
+from ..engine.log.record import Record
 
 if TYPE_CHECKING:
-    from ..engine.config import Settings
+    from ..engine.settings.config import Settings
 
 SOURCE = Path(__file__).absolute().parents[2]
 WINDOW = 5  # steps between two times on a GPU, since each time waits for the GPU
@@ -138,10 +138,10 @@ def main(loader: str) -> int:
     """
     from ..assemble import assemble, open_store
     from ..config import load
-    from ..engine.distributed import Distributed
-    from ..engine.loader import Loader
+    from ..engine.compute.distributed import Distributed
+    from ..engine.data.loader import Loader
+    from ..engine.run.session import Session
     from ..engine.runs import new_run
-    from ..engine.session import Session
     from ..train import train
     from . import plain_loader
 

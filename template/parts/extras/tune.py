@@ -17,15 +17,15 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..engine.compute.gpus import Card
 from ..engine.errors import UserError
 from ..engine.files import replacing, write_text
-from ..engine.gpus import Card
-from ..engine.report import tidy
+from ..engine.log.report import tidy
 from ..measure.trials import Failed, Overrides, Trials, card_here, changed
 
 if TYPE_CHECKING:
     from ..config import Settings
-    from ..engine.store import Store
+    from ..engine.data.store import Store
 
 OUTPUT = Path("tuned.yaml")
 PLOT = Path("learning_rate.png")
@@ -141,7 +141,7 @@ def check(arguments: argparse.Namespace, minutes: float) -> None:
 def tune(tuner: Tuner, arguments: argparse.Namespace, store: Store, card: Card) -> None:
     """Tune one knob after the other."""
     from .. import dataset
-    from ..engine.loader import Loader
+    from ..engine.data.loader import Loader
 
     samples: Any = dataset.Samples(store, tuner.settings, "train")
     for knob in arguments.knobs or KNOBS:
@@ -157,7 +157,7 @@ def options(
     knob: str, settings: Settings, without: tuple[str, ...], card: Card
 ) -> Iterator[Overrides]:
     """Yield the options of a knob; none if it has no effect with loader, device or settings."""
-    from ..engine.optimization import compiles
+    from ..engine.compute.optimization import compiles
 
     if knob == "workers" and "num_workers" not in without:
         for number in (0, 1, 2, 4, 8, 12, 16):

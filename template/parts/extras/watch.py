@@ -20,16 +20,16 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from ..engine.config import Section, defaults
-from ..engine.record import Row
-from ..engine.report import show, table
+from ..engine.log.record import Row
+from ..engine.log.report import show, table
+from ..engine.settings.config import Section, defaults
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
     from ..engine.interfaces import Batch
-    from ..engine.run import Run
+    from ..engine.run.run import Run
 
 COLUMNS = {
     "gpu_percent": "GPU busy, %",
@@ -165,7 +165,7 @@ def roof_of(run: Run, batch: Batch) -> float:
     """
     import torch
 
-    from ..engine.gpus import match, this_card
+    from ..engine.compute.gpus import match, this_card
     from ..measure.costs import card, count
     from ..model import build_model
 

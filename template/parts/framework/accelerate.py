@@ -14,8 +14,8 @@ from accelerate import Accelerator
 from accelerate.utils import GradientAccumulationPlugin
 from torch import Tensor
 
-from .engine.precision import mean_and_clip
-from .engine.run import Run
+from .engine.compute.precision import mean_and_clip
+from .engine.run.run import Run
 from .optimizer import learning_rate
 
 

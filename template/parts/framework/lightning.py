@@ -17,9 +17,9 @@ import lightning
 from lightning.pytorch.plugins.environments import LightningEnvironment
 from torch import Tensor
 
+from .engine.compute.precision import mean_and_clip
 from .engine.interfaces import Batch
-from .engine.precision import mean_and_clip
-from .engine.run import Run
+from .engine.run.run import Run
 from .optimizer import learning_rate
 
 

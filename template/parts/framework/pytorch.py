@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from .engine.precision import mean_and_clip
-from .engine.run import Run
+from .engine.compute.precision import mean_and_clip
+from .engine.run.run import Run
 from .optimizer import learning_rate
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..compute.host_memory import free_host_memory
+from ..interfaces import Samples, Spans
 from . import rows
-from .host_memory import free_host_memory
-from .interfaces import Samples, Spans
 from .order import Order
 
 SAMPLES_AT_ONCE = 1 << 16

@@ -18,10 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..interfaces import Batch, Spans
+from ..settings.config import LoaderSettings
 from .chunks import Chunks
-from .config import LoaderSettings
 from .hdf5 import hdf5_arrays
-from .interfaces import Batch, Spans
 from .order import Order
 from .rows import deliver
 from .store import Store

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from .errors import UserError
-from .host_memory import local_processes
-from .interfaces import Batch, Rows, Spans
+from ..compute.host_memory import local_processes
+from ..errors import UserError
+from ..interfaces import Batch, Rows, Spans
+from ..signals import leave_signals
 from .order import Order
 from .rows import count_bytes, deliver, gather, mapped, stored_dtype
-from .signals import leave_signals
 from .store import Store
 
 SMALL_BATCH_BYTES = 1 << 20  # below this, passing a batch between processes costs more than reading

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .errors import UserError
-from .interfaces import Batch, Rows, Spans
+from ..errors import UserError
+from ..interfaces import Batch, Rows, Spans
 from .order import Order
 from .resident import Extents, gather_ragged, memory_left, needed_rows
 from .rows import deliver, mapped, stored_dtype

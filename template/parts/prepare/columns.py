@@ -18,7 +18,7 @@ from .rows import Table
 from .tables import TEXT, encode, marked_number, place_of
 
 if TYPE_CHECKING:
-    from ..engine.store import StoreWriter
+    from ..engine.data.store import StoreWriter
     from .tables import Block
 
 MISSING = ("", "NA")

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from ..engine.data.store import StoreWriter
 from ..engine.errors import UserError
-from ..engine.store import StoreWriter
 from .scaling import Scaler
 from .series import Series, blocks_of, longest_step
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from ..engine.data.store import Store, StoreWriter
 from ..engine.errors import UserError
-from ..engine.store import Store, StoreWriter
 from .scaling import BLOCK_ROWS, PIECE_ROWS, Scaler
 
 SAMPLE_ROWS = 20_000  # training rows that `telling_columns` looks at, at most twice as many

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..engine.data.store import StoreWriter
 from ..engine.errors import UserError
-from ..engine.store import StoreWriter
 from .scaling import BLOCK_ROWS, Scaler
 
 if TYPE_CHECKING:

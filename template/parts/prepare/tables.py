@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from ..engine.errors import UserError
 from ..engine.runs import check_input
-from ..engine.sources import near
+from ..engine.settings.sources import near
 from .formats import (
     FORMATS,
     ISO,

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .config import Auto, Section, defaults
-from .errors import UserError
+from ..errors import UserError
+from ..settings.config import Auto, Section, defaults
 
 # Names in the environment whose values are never shown.
 SECRET = re.compile("KEY|TOKEN|PASSWORD|SECRET|UR[IL]")

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from .files import read_json, write_json
+from ..files import read_json, write_json
 from .tracking import Guarded, ServerSections
 
 Sections = ServerSections  # of config.yaml

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .config import Section
+from ..settings.config import Section
 
 
 class Sections(Section):

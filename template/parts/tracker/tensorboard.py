@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from .config import Section
+from ..settings.config import Section
 from .tracking import Guarded
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from .files import read_json, write_json
+from ..files import read_json, write_json
 from .tracking import Guarded, ServerSections
 
 Sections = ServerSections  # of config.yaml

@@ -39,8 +39,10 @@ def test_an_epoch_has_each_sample_once(train: bool) -> None:
     settings = module("config").load(CONFIG)
     store = module("assemble").open_store(settings)
     samples = module("dataset").Samples(store, settings, "train" if train else "validation")
-    order = module("engine.order").make_order(samples, settings, train=train)
-    loader = module("engine.loader").Loader(samples, store, settings, order, torch.device("cpu"))
+    order = module("engine.data.order").make_order(samples, settings, train=train)
+    loader = module("engine.data.loader").Loader(
+        samples, store, settings, order, torch.device("cpu")
+    )
     seen = torch.cat([batch["index"].clone() for batch in loader.epoch(0)])
     loader.close()
     assert sorted(seen[seen >= 0].tolist()) == list(range(len(samples)))
@@ -52,7 +54,7 @@ def test_padding_rows_change_no_loss() -> None:
     store = module("assemble").open_store(settings)
     samples = module("dataset").Samples(store, settings, "validation")
     model = module("model").build_model(settings, store.facts).eval()
-    engine = module("engine.rows")
+    engine = module("engine.data.rows")
     device = torch.device("cpu")
 
     def output(*numbers: int) -> tuple[float, float]:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from .interfaces import Batch
-from .order import Order
+from ..data.order import Order
+from ..interfaces import Batch
 
 State = Any
 """Nested tuples, lists and dicts of tensors, batch axis first."""

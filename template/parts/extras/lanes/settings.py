@@ -10,10 +10,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from .. import settings as workload
-from ..engine.config import Natural, Section, defaults
+from ..engine.settings.config import Natural, Section, defaults
 
 if TYPE_CHECKING:
-    from ..engine.order import Order
+    from ..engine.data.order import Order
     from ..lanes import LaneForecaster
     from ..model import Forecaster
 
@@ -34,7 +34,7 @@ class Sections(Section):
 
 def orders(settings: Sections | None, history: int) -> dict[str, Callable[..., Order]]:
     """Return the order by its name in `data.order`. history: rows, the default of the stride."""
-    from ..engine.lanes import Lanes
+    from ..engine.data.lanes import Lanes
 
     stride = settings.data.stride if settings else 0
     return {"lanes": partial(Lanes, stride=stride or history)}

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .errors import UserError
-from .interfaces import Rows, Spans
+from ..errors import UserError
+from ..interfaces import Rows, Spans
 from .order import Order
 from .reader import Block, Filtered, Layout, Plain, Reader, cut, host_memory, lay_out, open_source
 from .resident import Extents, gather_ragged, memory_left, needed_rows

@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .errors import UserError
+from ..errors import UserError
+from ..interfaces import Spans
 from .hdf5 import chunk_table, place_in
-from .interfaces import Spans
 from .store import Array
 
 BLOCK_BYTES = 32 << 20  # pinned memory is rounded up to a power of two (pytorch#95823)

@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from .engine.data.store import Store, StoreWriter
 from .engine.errors import UserError
 from .engine.interfaces import Batch, Rows, Spans
-from .engine.store import Store, StoreWriter
 from .prepare.scaling import Scaler
 from .settings import WORKLOAD
 

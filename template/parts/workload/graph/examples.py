@@ -13,12 +13,12 @@ import numpy as np
 from matplotlib.dates import ConciseDateFormatter
 from matplotlib.figure import Figure
 
-from .engine.report import table, tidy
+from .engine.log.report import table, tidy
 
 if TYPE_CHECKING:
+    from .engine.data.store import Store
     from .engine.interfaces import Batch
-    from .engine.project import Project
-    from .engine.store import Store
+    from .engine.run.project import Project
 
 SAMPLES = 120  # the first days of the validation split
 WORST = 8

@@ -25,8 +25,8 @@ from .prepare import long_enough, read_stocks
 
 if TYPE_CHECKING:
     from ..dataset import Arrays, Plan
-    from ..engine.loader import Loader
-    from ..engine.store import Store
+    from ..engine.data.loader import Loader
+    from ..engine.data.store import Store
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,7 +39,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     """Write `prediction` (n, P), `date` and `ticker` (n,), and `horizons` (P,)."""
-    from ..engine.store import Store
+    from ..engine.data.store import Store
 
     split = choose_split(arguments, bool(arguments.input))
     folder = find_run(arguments.run)
@@ -65,7 +65,7 @@ def new_days(path: Path, flags: dict[str, Any], trained: Store, folder: Path) ->
     Stocks may be new, because no weight belongs to a stock.
     """
     from ..dataset import panel
-    from ..engine.store import StoreWriter
+    from ..engine.data.store import StoreWriter
     from ..settings import WORKLOAD
 
     plan = plan_of_training(trained.facts)

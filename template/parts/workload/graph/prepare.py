@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from ..dataset import Arrays, Plan, Stock
-    from ..engine.store import StoreWriter
+    from ..engine.data.store import StoreWriter
     from ..prepare.tables import Block, Source
 
     Stocks = dict[str, Stock]
@@ -91,7 +91,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     """Read all prices, then compute features, targets and graphs."""
-    from ..engine.store import StoreWriter
+    from ..engine.data.store import StoreWriter
     from ..settings import WORKLOAD
 
     plan = plan_of(arguments)

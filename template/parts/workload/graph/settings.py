@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
-from .engine.config import BatchSize, BelowOne, LoaderSettings, Natural, Positive, Section, defaults
+from .engine.settings.config import (
+    BatchSize,
+    BelowOne,
+    LoaderSettings,
+    Natural,
+    Positive,
+    Section,
+    defaults,
+)
 
 WORKLOAD = "graph"
 """Stored in each prepared dataset; a project with another workload rejects the dataset."""

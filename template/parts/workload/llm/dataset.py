@@ -22,9 +22,9 @@ import torch
 
 from .bytepairs import Byte, Pairs, Tokenizer
 from .counts import order_2
+from .engine.data.store import Store, StoreWriter
 from .engine.errors import UserError
 from .engine.interfaces import Batch, Rows, Spans
-from .engine.store import Store, StoreWriter
 from .settings import WORKLOAD
 from .texts import PIECE, Document, Seen, decoded, documents
 from .tokenizer import byte_counts, restore

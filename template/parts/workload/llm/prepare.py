@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from ..bytepairs import Tokenizer
-    from ..engine.store import StoreWriter
+    from ..engine.data.store import StoreWriter
 
 BYTES = 257  # the smallest vocabulary of byte pairs: all bytes, and the end of a document
 NAMED = 5  # files that an error names

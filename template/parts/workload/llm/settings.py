@@ -7,7 +7,15 @@ from typing import Literal, NamedTuple
 
 from pydantic import Field
 
-from .engine.config import BatchSize, BelowOne, LoaderSettings, Natural, Positive, Section, defaults
+from .engine.settings.config import (
+    BatchSize,
+    BelowOne,
+    LoaderSettings,
+    Natural,
+    Positive,
+    Section,
+    defaults,
+)
 
 WORKLOAD = "llm"
 """Stored in each prepared dataset; a project with another workload rejects the dataset."""

@@ -12,13 +12,13 @@ from collections.abc import Callable
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from ..engine.gpus import match, this_card
+from ..engine.compute.gpus import match, this_card
 
 if TYPE_CHECKING:
     import torch
 
     from ..engine.interfaces import Batch
-    from ..engine.run import Run
+    from ..engine.run.run import Run
 
 
 class Hook:

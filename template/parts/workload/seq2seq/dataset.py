@@ -30,9 +30,9 @@ from torch.nn import functional
 
 from .bytepairs import Byte, Tokenizer
 from .counts import order_2
-from .engine.buckets import Buckets
+from .engine.data.buckets import Buckets
+from .engine.data.store import Store, StoreWriter
 from .engine.interfaces import Batch, Rows, Spans
-from .engine.store import Store, StoreWriter
 from .settings import WORKLOAD
 from .tokenizer import restore
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 from difflib import SequenceMatcher
 from typing import TYPE_CHECKING
 
-from .engine.report import table
+from .engine.log.report import table
 from .tokenizer import restore
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from .engine.interfaces import Batch
-    from .engine.project import Project
+    from .engine.run.project import Project
 
 SAMPLES = 1  # the minimum, which is one batch
 PAIRS = 16  # pairs of that batch to show

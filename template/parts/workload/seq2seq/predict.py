@@ -18,9 +18,9 @@ from ..trained import add_flags, choose_split, open_run, output_path, write_outp
 from .prepare import is_header
 
 if TYPE_CHECKING:
+    from ..engine.data.loader import Loader
+    from ..engine.data.store import Store
     from ..engine.interfaces import Batch
-    from ..engine.loader import Loader
-    from ..engine.store import Store
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
 
     Each line of `--input` has a line; the prediction of a source without text is empty.
     """
-    from ..engine.store import Store
+    from ..engine.data.store import Store
 
     split = choose_split(arguments, bool(arguments.input) or arguments.text is not None)
     folder = find_run(arguments.run)
@@ -175,7 +175,7 @@ def predict(project: Any, loader: Loader, arguments: argparse.Namespace) -> list
     """Return `source`, `prediction` and `target` of each pair, in the order of the dataset."""
     from tqdm import tqdm
 
-    from ..engine.evaluation import predictions
+    from ..engine.run.evaluation import predictions
     from ..tokenizer import restore
 
     tokenizer = restore(project.store.facts["tokenizer"])

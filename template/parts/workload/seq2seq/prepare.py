@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from ..bytepairs import Tokenizer
     from ..dataset import Pair
-    from ..engine.store import Store, StoreWriter
+    from ..engine.data.store import Store, StoreWriter
 
     Made = tuple[Tokenizer, int, int]  # tokenizer, vocabulary, and the decoder's first token
 
@@ -132,7 +132,7 @@ def add_tokenizer(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     """Read all pairs, learn the tokenizer from the training pairs, and write the tokens."""
-    from ..engine.store import Store, StoreWriter
+    from ..engine.data.store import Store, StoreWriter
     from ..settings import WORKLOAD
 
     settings = load()
@@ -469,7 +469,7 @@ def check_known(tokenizer: Any, texts: dict[str, Texts]) -> None:
 
 def padding(samples: Any, settings: Any, kind: str) -> list[float]:
     """Return the fractions of padding in sources and targets, in an epoch's training batches."""
-    from ..engine.order import Order
+    from ..engine.data.order import Order
 
     order = samples.orders.get(kind, Order)(len(samples), settings)
     order.kind = kind

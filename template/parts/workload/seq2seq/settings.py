@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 
 from pydantic import Field
 
-from .engine.config import BatchSize, BelowOne, LoaderSettings, Natural, Section, defaults
+from .engine.settings.config import BatchSize, BelowOne, LoaderSettings, Natural, Section, defaults
 
 WORKLOAD = "seq2seq"
 """Stored in each prepared dataset; a project with another workload rejects the dataset."""

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .engine.evaluation import joined, predictions, present_rows
+from .engine.data.store import Store, StoreWriter
 from .engine.interfaces import Batch, Rows, Spans
-from .engine.store import Store, StoreWriter
+from .engine.run.evaluation import joined, predictions, present_rows
 from .prepare.rows import Table, describe, ranks, write
 from .prepare.splits import borders
 from .settings import WORKLOAD
 
 if TYPE_CHECKING:
-    from .engine.project import Project
+    from .engine.run.project import Project
 
 
 class Samples:

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from matplotlib.figure import Figure
 
-from .engine.report import table, tidy
+from .engine.log.report import table, tidy
 from .prepare.rows import file_rows
 
 if TYPE_CHECKING:
     from .engine.interfaces import Batch
-    from .engine.project import Project
+    from .engine.run.project import Project
 
 SAMPLES = 2000  # the first ones of the validation split
 WORST = 8

@@ -23,7 +23,7 @@ from ..trained import (
 if TYPE_CHECKING:
     import numpy as np
 
-    from ..engine.store import Store
+    from ..engine.data.store import Store
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     a .npz file, classes are numbers, with `probability` (N, K) and the names `classes`. In a CSV
     file, classes are names.
     """
-    from ..engine.store import Store
+    from ..engine.data.store import Store
     from ..prepare.rows import file_rows
 
     split = choose_split(arguments, bool(arguments.input))
@@ -70,7 +70,7 @@ def new_rows(path: Path, flags: dict[str, Any], trained: Store, folder: Path) ->
     """Write a table as a dataset into `folder`, with the metadata of the training data."""
     import numpy as np
 
-    from ..engine.store import StoreWriter
+    from ..engine.data.store import StoreWriter
     from ..prepare.columns import MISSING, Columns
     from ..prepare.rows import write
     from ..prepare.tables import Source

@@ -12,7 +12,7 @@ from ..engine.errors import UserError
 from ..prepare.splits import add_input, borders, destination, print_summary
 
 if TYPE_CHECKING:
-    from ..engine.store import StoreWriter
+    from ..engine.data.store import StoreWriter
     from ..prepare.rows import Table
 
 
@@ -45,7 +45,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     """Read the file once, compute the metadata from the training rows, then write all rows."""
-    from ..engine.store import StoreWriter
+    from ..engine.data.store import StoreWriter
     from ..prepare.columns import MISSING, Columns, survey
     from ..prepare.tables import Source
     from ..settings import WORKLOAD

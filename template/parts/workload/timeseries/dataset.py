@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .engine.data.rows import on_device
+from .engine.data.store import Store, StoreWriter
 from .engine.errors import UserError
 from .engine.interfaces import Batch, Rows, Spans
 from .engine.plugins import discover
-from .engine.rows import on_device
-from .engine.store import Store, StoreWriter
 from .prepare.frames import Frame, describe, resample, write_frames
 from .prepare.series import Series
 from .prepare.splits import borders

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from matplotlib.figure import Figure
 
-from .engine.report import tidy
+from .engine.log.report import tidy
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from .engine.interfaces import Batch
-    from .engine.project import Project
+    from .engine.run.project import Project
 
 SAMPLES = 1000  # the first ones of the validation split
 

@@ -35,7 +35,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     """
     import numpy as np
 
-    from ..engine.store import Store
+    from ..engine.data.store import Store
 
     split = choose_split(arguments, bool(arguments.input))
     folder = find_run(arguments.run)

@@ -11,7 +11,7 @@ from ..engine.errors import UserError
 from ..prepare.splits import add_input, borders, destination, print_summary
 
 if TYPE_CHECKING:
-    from ..engine.store import Store, StoreWriter
+    from ..engine.data.store import Store, StoreWriter
     from ..prepare.frames import Frame
     from ..prepare.tables import Source
 
@@ -55,7 +55,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     """Read, check and write the series, and print a summary."""
-    from ..engine.store import Store, StoreWriter
+    from ..engine.data.store import Store, StoreWriter
     from ..prepare.series import EMPTY
     from ..prepare.tables import Source
     from ..settings import WORKLOAD
@@ -158,7 +158,7 @@ def add_new(parser: argparse.ArgumentParser) -> None:
 
 def new_store(path: Path, flags: dict[str, Any], trained: Store, folder: Path) -> None:
     """Write a new series as a dataset into `folder`, with the metadata of the training data."""
-    from ..engine.store import StoreWriter
+    from ..engine.data.store import StoreWriter
     from ..prepare.frames import make_frames, write_frames
     from ..prepare.series import EMPTY, read_series
     from ..prepare.tables import Source

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from .engine.config import BatchSize, BelowOne, LoaderSettings, Positive, Section, defaults
+from .engine.settings.config import BatchSize, BelowOne, LoaderSettings, Positive, Section, defaults
 
 WORKLOAD = "timeseries"
 """Stored in each prepared dataset; a project with another workload rejects the dataset."""

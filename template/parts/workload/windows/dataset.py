@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+from .engine.data.hdf5 import hdf5_arrays, place_in, refer
+from .engine.data.store import Array, Store, StoreWriter
 from .engine.errors import UserError
-from .engine.hdf5 import hdf5_arrays, place_in, refer
 from .engine.interfaces import Batch, Rows, Spans
-from .engine.store import Array, Store, StoreWriter
 from .prepare.scaling import Scaler
 from .settings import WORKLOAD
 

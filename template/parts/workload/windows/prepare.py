@@ -14,7 +14,7 @@ from ..engine.runs import typed_path
 from ..prepare.splits import add_dry_run, borders, destination, print_summary
 
 if TYPE_CHECKING:
-    from ..engine.store import Array, Store
+    from ..engine.data.store import Array, Store
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +36,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     """Check every value, write a manifest that refers to the file, and print a summary."""
     from ..dataset import write_windows
-    from ..engine.store import Store
+    from ..engine.data.store import Store
 
     path = Path(arguments.input)
     names = [name.strip() for name in arguments.datasets.split(",")]
@@ -98,7 +98,7 @@ def purged_borders(split: str, count: int, purge: int) -> dict[str, list[int]]:
 
 def arrays_of(path: Path, names: list[str]) -> list[Array]:
     """Return the named datasets of the file: `features`, and `targets` if there are two names."""
-    from ..engine.hdf5 import hdf5_arrays
+    from ..engine.data.hdf5 import hdf5_arrays
 
     datasets = hdf5_arrays(path, *names)
     expected = (("features", "(N, T, F)"), ("targets", "(N, H)"))
@@ -140,8 +140,8 @@ def new_store(path: Path, flags: dict[str, Any], trained: Store, folder: Path) -
     It has the metadata of the training data.
     """
     from ..dataset import check_values
-    from ..engine.hdf5 import refer
-    from ..engine.store import StoreWriter
+    from ..engine.data.hdf5 import refer
+    from ..engine.data.store import StoreWriter
 
     facts = trained.facts
     names = trained.source.get("datasets", ["features"])

@@ -19,11 +19,11 @@ from typing import Any, NoReturn
 
 from .config import ENVIRONMENT, SETTINGS, Settings, load
 from .engine.errors import UserError, UserErrors
-from .engine.explanations import explain
+from .engine.run.explanations import explain
 from .engine.runs import ROOT, prepare_process, project_root, typed_path
+from .engine.settings.sources import ALIASES, HINTS, SWITCHES, near, show
+from .engine.settings.yaml_text import comments
 from .engine.signals import end, listen
-from .engine.sources import ALIASES, HINTS, SWITCHES, near, show
-from .engine.yaml_text import comments
 
 CONFIG = Path("config.yaml")
 COMMANDS = Path(__file__).parent / "commands"

@@ -12,24 +12,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import dataset
-from .engine import optimization
-from .engine.checks import check_model
+from .engine.compute import optimization
+from .engine.compute.gpus import resolve_precision, this_card
+from .engine.compute.precision import Precision
+from .engine.data.loader import Loader
+from .engine.data.store import MANIFEST, SYNTHETIC, Store
 from .engine.errors import UserError
-from .engine.gpus import resolve_precision, this_card
-from .engine.loader import Loader
 from .engine.plugins import discover
-from .engine.precision import Precision
-from .engine.progress import seed_everything
-from .engine.project import Project
-from .engine.store import MANIFEST, SYNTHETIC, Store
-from .engine.weights import freeze
+from .engine.run.checks import check_model
+from .engine.run.progress import seed_everything
+from .engine.run.project import Project
+from .engine.run.weights import freeze
 from .model import build_model
 from .optimizer import build_optimizer, is_fused
 from .settings import WORKLOAD
 
 if TYPE_CHECKING:
-    from .engine.config import Settings
-    from .engine.distributed import Distributed
+    from .engine.compute.distributed import Distributed
+    from .engine.settings.config import Settings
 
 
 def open_store(settings: Settings, synthetic: bool = True) -> Store:
@@ -97,7 +97,7 @@ def assemble(settings: Settings, distributed: Distributed, store: Store) -> Proj
 
 def convert_to_fp8(model: Any, emulate: bool) -> tuple[str, str]:
     """Make layers of the model multiply in fp8. Raises `UserError` if the project has no fp8."""
-    for module in discover("engine", "convert"):
+    for module in discover("engine/compute", "convert"):
         return f"{module.convert(model, emulate)} layers", module.WHEN
     remedy = "choose auto, or run `copier update --defaults -r :current: -d precision=fp8`"
     raise UserError("this project was made without fp8", "training.precision fp8", remedy)

@@ -1,7 +1,7 @@
 """The settings of this project: which ones exist, and where their values come from.
 
 The command line takes precedence over the environment, then come config.yaml and the defaults. The
-schema is here, in `engine/config.py` and `settings.py`, and in the classes `Sections` of
+schema is here, in `engine/settings/config.py` and `settings.py`, and in the classes `Sections` of
 `commands/` and `hooks/`. Read a value as `settings.training.precision`. Nothing here imports torch,
 numpy or h5py.
 """
@@ -13,8 +13,11 @@ from itertools import product
 from pathlib import Path
 from typing import Literal
 
-from .engine import config as engine
-from .engine.config import (
+from .engine.errors import UserError
+from .engine.log.tracker import Sections as TrackerSections
+from .engine.plugins import discover
+from .engine.settings import config as engine
+from .engine.settings.config import (
     Auto,
     BelowOne,
     Factor,
@@ -27,10 +30,7 @@ from .engine.config import (
     defaults,
     outranks_files,
 )
-from .engine.errors import UserError
-from .engine.plugins import discover
-from .engine.sources import Sources, near
-from .engine.tracker import Sections as TrackerSections
+from .engine.settings.sources import Sources, near
 from .settings import LEARNING_RATE, Sections
 
 _plugins = [*discover("commands", "Sections"), *discover("hooks", "Sections")]

@@ -15,8 +15,8 @@ from .engine.runs import typed_path, typed_run
 if TYPE_CHECKING:
     import numpy as np
 
-    from .engine.checkpoint import Checkpoint, State
-    from .engine.loader import Loader
+    from .engine.data.loader import Loader
+    from .engine.run.checkpoint import Checkpoint, State
 
 
 # --- flags
@@ -73,9 +73,9 @@ def open_run(
     those that it was trained on.
     """
     from .assemble import assemble, open_store
-    from .engine.checkpoint import Checkpoint
-    from .engine.distributed import Distributed
-    from .engine.store import Store
+    from .engine.compute.distributed import Distributed
+    from .engine.data.store import Store
+    from .engine.run.checkpoint import Checkpoint
 
     distributed = Distributed()
     checkpoint = Checkpoint(folder / "checkpoints", distributed)
@@ -126,7 +126,7 @@ def collected(project: Any, loader: Loader, *names: str) -> dict[str, np.ndarray
     """
     from tqdm import tqdm
 
-    from .engine.evaluation import joined, predictions, present_rows
+    from .engine.run.evaluation import joined, predictions, present_rows
 
     predicted = predictions(project, loader)
     batches = []

@@ -9,10 +9,10 @@ import argparse
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from ..engine.compute.gpus import resolve_precision, this_card
 from ..engine.errors import UserError
-from ..engine.explanations import explain
-from ..engine.gpus import resolve_precision, this_card
-from ..engine.runs import device_line, versions
+from ..engine.run.environment import device_line, versions
+from ..engine.run.explanations import explain
 
 if TYPE_CHECKING:
     import torch
@@ -28,8 +28,8 @@ def run(arguments: argparse.Namespace, load: Callable[[], Settings]) -> int:
     """Try everything, even if something failed; then print what training sets."""
     settings = load()
 
-    from ..engine.distributed import Distributed
-    from ..engine.optimization import describe, set_deterministic
+    from ..engine.compute.distributed import Distributed
+    from ..engine.compute.optimization import describe, set_deterministic
     from ..optimizer import is_fused
 
     distributed = Distributed()
@@ -70,7 +70,7 @@ def check_device(settings: Settings, device: torch.device) -> str:
 
 def check_precision(settings: Settings, device: torch.device) -> str:
     """Set the precision as training does."""
-    from ..engine.precision import Precision
+    from ..engine.compute.precision import Precision
 
     training = settings.training
     card = this_card(device)
@@ -94,7 +94,7 @@ def check_compile(settings: Settings, device: torch.device) -> str:
     """Compile a small function, if training uses torch.compile."""
     import torch
 
-    from ..engine.optimization import compiles
+    from ..engine.compute.optimization import compiles
 
     used, why = compiles(settings, this_card(device).capability)
     if not used:

@@ -7,11 +7,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..engine.files import write_json
-from ..engine.runs import device_line, find_run
+from ..engine.run.environment import device_line
+from ..engine.runs import find_run
 from ..trained import add_flags, open_run
 
 if TYPE_CHECKING:
-    from ..engine.project import Project
+    from ..engine.run.project import Project
 
 # The optimizations whose state is printed with the results.
 CONDITIONS = ("precision", "TF32 in matmuls", "TF32 in cuDNN", "cuDNN benchmark", "deterministic")
@@ -28,9 +29,9 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     split = arguments.split or "test"
     settings = load(folder / "config.resolved.yaml")
 
-    from ..engine.evaluation import evaluate, timed
-    from ..engine.report import aligned, side_by_side
-    from ..engine.tracker import Tracker
+    from ..engine.log.report import aligned, side_by_side
+    from ..engine.log.tracker import Tracker
+    from ..engine.run.evaluation import evaluate, timed
 
     project, step = open_run(folder, settings, arguments)
     loader = project.loader(split)

@@ -20,7 +20,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, load: Any) -> None:
     """Write the report, also of a run that is still training; print a summary and its path."""
-    from ..engine.report import write_report
+    from ..engine.log.report import write_report
 
     folder = find_run(arguments.run)
     page = folder / "report.md"

@@ -14,16 +14,16 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..engine.config import Sourced
 from ..engine.errors import UserError
 from ..engine.files import lock
 from ..engine.runs import find_run, new_run, typed_run
+from ..engine.settings.config import Sourced
 
 if TYPE_CHECKING:
-    from ..engine.config import Settings
-    from ..engine.distributed import Distributed
-    from ..engine.project import Project
-    from ..engine.session import Session
+    from ..engine.compute.distributed import Distributed
+    from ..engine.run.project import Project
+    from ..engine.run.session import Session
+    from ..engine.settings.config import Settings
 
 # For `--minutes`, some steps are timed. The first ones are slow.
 FIRST_STEPS = 5
@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
     if arguments.phase is not None:
         settings.phase(arguments.phase)  # raises if there is no such phase
 
-    from ..engine.distributed import Distributed
+    from ..engine.compute.distributed import Distributed
 
     distributed = Distributed()
     try:
@@ -101,8 +101,8 @@ def train(
 ) -> int:
     """Train in the folder `resumed`, or in a new one; return the exit code."""
     from ..assemble import assemble, open_store
-    from ..engine.session import Session
-    from ..engine.store import Store
+    from ..engine.data.store import Store
+    from ..engine.run.session import Session
     from ..train import train as train_run
 
     # A resumed run whose data are gone must not continue on others.
@@ -233,8 +233,8 @@ def measure_pace(
 
     seconds: the time planned for the whole run.
     """
-    from ..engine.evaluation import seconds_of
-    from ..engine.session import Session
+    from ..engine.run.evaluation import seconds_of
+    from ..engine.run.session import Session
     from ..train import train as train_run
 
     trial = settings.lasting(MOST_STEPS, "--minutes")

@@ -110,7 +110,7 @@ class Model(Protocol):
 class Hook(Protocol):
     """The class `Hook` of a file in `hooks/`: any of these methods, called on every rank.
 
-    `run` is an `engine.run.Run`. Each phase has hooks of its own.
+    `run` is an `engine.run.run.Run`. Each phase has hooks of its own.
     """
 
     trials: bool  # False: not called in the short runs of benchmark and tune (default: True)

@@ -24,7 +24,7 @@ def discover(folder: str, name: str) -> list[ModuleType]:
     for file in sorted((PACKAGE / folder).glob("[!_]*.py")):
         source = file.read_text(encoding="utf-8")
         if name in source and name in definitions(source):
-            modules.append(import_module(f"..{folder}.{file.stem}", __package__))
+            modules.append(import_module(f"..{folder.replace('/', '.')}.{file.stem}", __package__))
     return modules
 
 

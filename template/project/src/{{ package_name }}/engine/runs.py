@@ -1,22 +1,14 @@
-"""The folders of a project and of its runs; the environment of a run: device, versions, commit."""
+"""The folders of a project and of its runs."""
 
 from __future__ import annotations
 
 import os
-import platform
-import subprocess
-import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from .errors import UserError
 from .files import read_json, write_json, write_text
-from .gpus import this_card
-
-if TYPE_CHECKING:
-    import torch
 
 ROOT = "TRAINING_ROOT"  # the environment's name for another folder than the project's
 SOURCE = Path(__file__).parents[2]
@@ -168,59 +160,3 @@ def write_status(run: Path, state: str, reason: str, step: int, resumed: bool = 
         resumes.append(step)
     with suppress(OSError):
         write_json(path, {"state": state, "reason": reason, "step": step, "resumes": resumes})
-
-
-# --- the environment of a run
-
-
-def write_environment(run: Path, device: torch.device, **facts: object) -> None:
-    """Write env.json: versions, device, commit, command, `facts`, when the first call started."""
-    path = run / "env.json"
-    environment = {
-        "versions": versions(),
-        "gpu": device_line(device),
-        "git": git_state(),
-        **facts,
-        "started": read_json(path).get("started", time.time()),
-        "argv": sys.argv[1:],
-    }
-    write_json(path, environment)
-
-
-def device_line(device: torch.device) -> str:
-    """Describe the device in output and report: name, capability, memory."""
-    import torch
-
-    card = this_card(device)
-    if card.capability is None:
-        threads = torch.get_num_threads()
-        return f"CPU, {threads} thread{'s' if threads > 1 else ''}"
-    return f"{card.name}, sm {card.sm}, {card.memory_gb:.1f} GB"
-
-
-def versions() -> dict[str, str]:
-    """Return the versions that decide speed and numbers."""
-    import torch
-
-    cuda = torch.version.cuda or torch.version.hip or "none"
-    return {"python": platform.python_version(), "torch": torch.__version__, "cuda": cuda}
-
-
-def git_state() -> str:
-    """Return the project's commit, with `+changes` if files differ from it; empty without git.
-
-    A repository around the project that tracks no file of it has no commit of the project.
-    """
-    with suppress(OSError, subprocess.SubprocessError):
-        commit = ""
-        if _git("ls-files", "."):
-            commit = _git("rev-parse", "--short", "HEAD")
-        if commit and _git("status", "--porcelain", "."):
-            commit += "+changes"
-        return commit
-    return ""
-
-
-def _git(*words: str) -> str:
-    result = subprocess.run(["git", *words], capture_output=True, text=True, timeout=5)
-    return result.stdout.strip()

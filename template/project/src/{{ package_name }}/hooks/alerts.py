@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from ..engine.explanations import advice
+from ..engine.run.explanations import advice
 
 if TYPE_CHECKING:
-    from ..engine.run import Run
+    from ..engine.run.run import Run
 
 WAIT_FRACTION = 0.15  # of the time: a longer wait for data is an alert
 WAIT_SECONDS = 10.0  # the wait is judged after so much time

@@ -21,8 +21,8 @@ from ..engine.files import read_rows, replacing, write_text
 
 if TYPE_CHECKING:
     from ..engine.interfaces import Batch
-    from ..engine.project import Project
-    from ..engine.run import Run
+    from ..engine.run.project import Project
+    from ..engine.run.run import Run
 
 TIME_FRACTION = 0.02  # of the run's time: beyond it, an evaluation gets no examples
 FOLDER = "examples"  # in the folder of the run
@@ -135,7 +135,7 @@ def predict_samples(project: Project, loader: Any) -> list[Batch]:
     predictions, maybe only for the first samples of a batch; otherwise the model's `predict` does.
     """
     from .. import examples
-    from ..engine.evaluation import joined, predictions, present_rows
+    from ..engine.run.evaluation import joined, predictions, present_rows
 
     answer = None
     if hasattr(examples, "answer"):

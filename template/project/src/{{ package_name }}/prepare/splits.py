@@ -15,7 +15,7 @@ from ..engine.errors import UserError
 from ..engine.runs import typed_path
 
 if TYPE_CHECKING:
-    from ..engine.store import Store, StoreWriter
+    from ..engine.data.store import Store, StoreWriter
 
 SPLITS = ("train", "validation", "test")
 
@@ -84,7 +84,7 @@ def print_summary(
 
     columns: name, type, lowest, highest and missing values of each.
     """
-    from ..engine.loader import Loader
+    from ..engine.data.loader import Loader
 
     for column in columns:
         print("  {:24.24}{:>10}{:>14}{:>14}{:>10}".format(*column))

@@ -10,8 +10,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .errors import UserError
-from .interfaces import Batch, Output
+from ..errors import UserError
+from ..interfaces import Batch, Output
 
 FORWARD = "model.py, forward"
 PREDICT = "model.py, predict"

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .interfaces import Batch, Rows, Samples, Spans
+from ..interfaces import Batch, Rows, Samples, Spans
 from .store import Array, Store
 
 # PyTorch on a CPU cannot index unsigned types; these have the same bits.

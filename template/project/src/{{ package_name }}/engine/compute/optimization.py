@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 if TYPE_CHECKING:
-    from .config import Settings
+    from ..settings.config import Settings
     from .distributed import Distributed
     from .gpus import Capability
 

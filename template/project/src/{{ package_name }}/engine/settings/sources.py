@@ -14,8 +14,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from ..errors import UserError, UserErrors
 from .config import Layer, Settings, Sourced, catalogue, nested, outranks_files
-from .errors import UserError, UserErrors
 from .yaml_text import parse_scalar, read_yaml
 
 SWITCHES: dict[str, tuple[str, dict[bool, object]]] = {

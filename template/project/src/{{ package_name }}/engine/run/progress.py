@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from .errors import UserError
-from .plugins import discover
+from ..errors import UserError
+from ..plugins import discover
 
 if TYPE_CHECKING:
-    from .distributed import Distributed
-    from .interfaces import Hook
-    from .order import Order
+    from ..compute.distributed import Distributed
+    from ..data.order import Order
+    from ..interfaces import Hook
 
 
 @dataclass

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from .files import read_json, read_rows
+from ..files import read_json, read_rows
 
 Row = dict[str, Any]
 Series = list[tuple[int, float]]

@@ -12,19 +12,20 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from ..errors import NonFinite, UserError
+from ..files import write_text
+from ..log.report import write_report
+from ..runs import amend, write_status
+from ..signals import Signals
 from .checkpoint import Checkpoint
-from .errors import NonFinite, UserError
+from .environment import device_line, write_environment
 from .explanations import advice, explain
-from .files import write_text
 from .progress import Progress
-from .report import write_report
 from .run import Run
-from .runs import amend, device_line, write_environment, write_status
-from .signals import Signals
 
 if TYPE_CHECKING:
-    from .config import Settings
-    from .distributed import Distributed
+    from ..compute.distributed import Distributed
+    from ..settings.config import Settings
     from .project import Project
 
 
@@ -218,7 +219,7 @@ class Session:
 
 def place_of(error: BaseException) -> str:
     """Return `: model.py:59`, the innermost line in this package; empty if there is none."""
-    package = str(Path(__file__).parent.parent)
+    package = str(Path(__file__).parents[2])
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if frame.filename.startswith(package):
             return f": {Path(frame.filename).name}:{frame.lineno}"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from ..errors import UserError
 from .checks import (
     FORWARD,
     check_batch,
@@ -17,7 +18,6 @@ from .checks import (
     check_predictions,
     check_registered,
 )
-from .errors import UserError
 from .explanations import out_of_memory
 from .progress import random_state, set_random_state
 

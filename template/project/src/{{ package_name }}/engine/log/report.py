@@ -10,8 +10,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .files import read_json, replacing, write_text
-from .plugins import discover
+from ..files import read_json, replacing, write_text
+from ..plugins import discover
 from .record import Record, Row, Series, numbers
 
 if TYPE_CHECKING:

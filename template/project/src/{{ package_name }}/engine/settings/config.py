@@ -35,7 +35,7 @@ from pydantic import (
     field_validator,
 )
 
-from .errors import UserError
+from ..errors import UserError
 from .yaml_text import annotated_yaml
 
 S = TypeVar("S", bound="Section")

@@ -10,8 +10,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .errors import UserError
-from .yaml_text import read_yaml
+from ..errors import UserError
+from ..settings.yaml_text import read_yaml
 
 if TYPE_CHECKING:
     import torch

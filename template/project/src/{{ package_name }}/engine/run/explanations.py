@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from .errors import UserError
-from .files import read_lines
-from .runs import project_root
+from ..errors import UserError
+from ..files import read_lines
+from ..runs import project_root
 
 if TYPE_CHECKING:
-    from .config import Settings
+    from ..settings.config import Settings
 
 PACKAGE = __package__.partition(".")[0]
 # torch's class by its name, because torch is not imported for this; the words of CUDA, cuBLAS and

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from .interfaces import Batch, Output
-from .precision import Precision
+from ..compute.precision import Precision
+from ..interfaces import Batch, Output
 
 TIMED_BATCHES = 2
 

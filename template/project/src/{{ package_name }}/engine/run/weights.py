@@ -12,10 +12,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from ..compute.shards import fill, own
+from ..errors import UserError
+from ..runs import RUNS, is_run
 from .checkpoint import Checkpoint, read_plain, step_name
-from .errors import UserError
-from .runs import RUNS, is_run
-from .shards import fill, own
 
 if TYPE_CHECKING:
     from .project import Project

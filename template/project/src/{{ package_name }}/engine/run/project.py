@@ -9,18 +9,18 @@ from functools import cached_property
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from .errors import UserError
-from .order import make_order
-from .store import SYNTHETIC
+from ..data.order import make_order
+from ..data.store import SYNTHETIC
+from ..errors import UserError
 
 if TYPE_CHECKING:
     import torch
 
-    from .config import Settings
-    from .distributed import Distributed
-    from .loader import Loader
-    from .precision import Precision
-    from .store import Store
+    from ..compute.distributed import Distributed
+    from ..compute.precision import Precision
+    from ..data.loader import Loader
+    from ..data.store import Store
+    from ..settings.config import Settings
 
 
 @dataclass

@@ -24,8 +24,8 @@ from typing import Any, BinaryIO
 import numpy as np
 from pydantic import BaseModel
 
-from .errors import UserError
-from .files import is_sealed, lock, read_json, sha256, sync, write_json, write_sealed
+from ..errors import UserError
+from ..files import is_sealed, lock, read_json, sha256, sync, write_json, write_sealed
 
 FORMAT = 4  # goes up when the manifest, an array or the fingerprint means something else
 MANIFEST = "manifest.json"

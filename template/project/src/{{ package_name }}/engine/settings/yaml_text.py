@@ -10,8 +10,8 @@ from typing import Any
 
 import yaml
 
-from .errors import UserError
-from .files import read_lines
+from ..errors import UserError
+from ..files import read_lines
 
 # Far above any configuration. A deeper document overflows the parser's stack, and aliases of
 # aliases stand for more values than memory can hold.

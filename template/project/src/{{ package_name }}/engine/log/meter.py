@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from .errors import NonFinite
-from .interfaces import Batch, Output
+from ..errors import NonFinite
+from ..interfaces import Batch, Output
 
 if TYPE_CHECKING:
-    from .distributed import Distributed
+    from ..compute.distributed import Distributed
 
 Pairs = list[tuple[Tensor, Tensor]]
 """(value, weight) of several micro-batches, on the device."""

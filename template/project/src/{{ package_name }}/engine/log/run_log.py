@@ -21,7 +21,7 @@ from .record import Row
 from .report import duration
 
 if TYPE_CHECKING:
-    from .progress import Progress
+    from ..run.progress import Progress
     from .tracker import Tracker
 
 

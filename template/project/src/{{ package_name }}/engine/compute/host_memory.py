@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from .errors import UserError
+from ..errors import UserError
 
 CGROUPS = Path("/sys/fs/cgroup")
 

@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ..data.order import RULE as ORDER_RULE
+from ..errors import UserError
+from ..interfaces import Batch
+from ..log.meter import Meter
+from ..log.record import Row
+from ..log.run_log import RunLog
+from ..log.tracker import Tracker
+from ..signals import Signals
 from .checkpoint import Checkpoint, NotWritten
 from .dry_run import dry_run
-from .errors import UserError
 from .evaluation import evaluate, timed
-from .interfaces import Batch
-from .meter import Meter
-from .order import RULE as ORDER_RULE
 from .progress import Hooks, Progress, RankStates
-from .record import Row
-from .run_log import RunLog
-from .signals import Signals
-from .tracker import Tracker
 from .weights import load_initial, names_not_finite
 
 if TYPE_CHECKING:
