@@ -8,7 +8,7 @@ from types import ModuleType
 
 
 def imported(project: Path, module: str) -> ModuleType:
-    """`imported(render(), "engine.compute.gpus")`: that module, in a package of its own for each project.
+    """`imported(render(), "engine.files")`: that module, in a package of its own for each project.
 
     A project imports by relative names only, so its package may have any name.
     """

@@ -7,8 +7,8 @@
 * bf16: the range of fp32, about 2.4 digits, no loss scaling. Before sm 8.0 it is emulated and slow.
 * fp16: the speed of bf16, but a narrow range; gradients are scaled, and a step that overflows is
   skipped.
-* fp8: as bf16, but linear layers inside blocks multiply in fp8 (`engine/compute/fp8.py`, if the project has
-  it).
+* fp8: as bf16, but linear layers inside blocks multiply in fp8 (`engine/compute/fp8.py`, if the
+  project has it).
 """
 
 from __future__ import annotations
