@@ -19,7 +19,7 @@ COPIER := build/.venv-copier
 LOWEST_VERSION := $(shell sed -n 's/^_min_copier_version: "\([0-9.]*\)".*/\1/p' copier.yml)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all attack lint docs links reference bench bench-gpu
+.PHONY: help setup demo test test-all attack lint docs links config reference bench bench-gpu
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-11s%s\n", $$1, $$2 }' Makefile
@@ -64,6 +64,9 @@ docs: $(DOCS) ## build the site of docs/ and the README into build/site; a broke
 
 links: ## ask every site that the documents link to; needs a network
 	$(PYTHON) tools/links.py
+
+config: $(READY) ## write the settings of config.yaml from their descriptions in the schema
+	$(BIN)/python tools/write_config.py
 
 reference: $(READY) ## write docs/reference from the code and tools/reference.yml
 	$(BIN)/python tools/reference.py

@@ -283,7 +283,6 @@ SETTINGS = {
 class InMemory:
     """The batches of the other sides, as a loader."""
 
-    WITHOUT_EFFECT: tuple[str, ...] = ()
     stall_seconds = 0.0
     samples = None
 

@@ -17,7 +17,7 @@ from importing import imported
 from rendering import REPOSITORY, questions, render
 from variants import PAIRWISE, SCRIPTS, choices, extras, pairwise, structural
 
-KINDS = "paths", "config", "environment", "aliases", "profiles", "targets", "commands", "script"
+KINDS = "paths", "config", "environment", "profiles", "targets", "commands", "script"
 DEFAULTS = {name: question.get("default") for name, question in questions().items()}
 DEFAULTS |= {"package_name": "my_training", "extras": [], "loader": "memmap"}
 SNAPSHOT = Path(__file__).with_suffix(".json").with_name("api_snapshot.json")
@@ -55,8 +55,6 @@ def current() -> dict[str, Any]:
         config = imported(project, "config")
         names["config"] |= config.SETTINGS.keys()
         names["environment"] |= {*config.ENVIRONMENT, imported(project, "engine.runs").ROOT}
-        sources = imported(project, "engine.settings.sources")
-        names["aliases"] |= {*sources.ALIASES, *sources.OBSOLETE}
         names["profiles"] |= config.load(project / "config.yaml").profiles.keys()
         makefile = (project / "Makefile").read_text(encoding="utf-8")
         names["targets"] |= set(re.findall(r"^([a-z-]+):", makefile, flags=re.MULTILINE))

@@ -184,7 +184,7 @@ def test_sizes_and_switches_of_a_workload_are_settings(workload):
     for switch in own["switches"].values():
         overrides += switch.values()
     for values in overrides:
-        changed = imported(project, "measure.trials").changed(settings, values)
+        changed = settings.replaced(values, "trial")
         assert all(changed.value(key) == value for key, value in values.items())
         assert not list(changed.conflicts())
 
@@ -199,9 +199,8 @@ def planned(key: str, *overrides: str, loader: str = "dataloader", workload: str
     module = imported(project, "commands.benchmark")
     major, minor = map(int, gpus()[key]["sm"].split("."))
     card = SimpleNamespace(name=gpus()[key]["label"], capability=(major, minor), hip=False)
-    unused = imported(project, "engine.data.loader").Loader.WITHOUT_EFFECT
     own = yaml.safe_load(module.OWN.read_text())["switches"]
-    switches = module.switches(settings, card, unused, own)
+    switches = module.switches(settings, card, own)
     return {switch.name: switch for switch in switches}, module.plan(switches, [], True)
 
 

@@ -46,28 +46,34 @@ def exploding(levels: int = 12) -> str:
 
 NESTED = "[" * 10_000 + "]" * 10_000
 HOSTILE = {
-    "aliases in phases": (f"phases: [{{name: a, steps: 1, overrides: {exploding()}}}]", "values"),
-    "aliases in a profile": (f"profiles: {{a: {exploding()}}}", "values"),
-    "an alias of itself": ("profiles: {a: &a {b: *a}}", "values"),
+    "aliases in phases": (
+        f"phases: [{{name: a, steps: 1, overrides: {exploding()}}}]",
+        "unknown setting 'l0'",
+    ),
+    "aliases in a profile": (f"profiles: {{a: {exploding()}}}", "unknown setting 'l0'"),
+    "an alias of itself": ("profiles: {a: &a {b: *a}}", "recursive"),
     "aliases that nest": (
         "profiles: {a: [&a0 [[[[[[1]]]]]], &a1 [[[[[[*a0]]]]]], &a2 [[[[[[*a1]]]]]], [*a2]]}",
-        "levels",
+        "found a list",
     ),
-    "brackets": (f"profiles: {NESTED}", "levels"),
-    "blocks": ("profiles:\n" + "".join(" " * n + "-\n" for n in range(1, 400)), "levels"),
-    "many values": ("phases: [" + "1, " * 20_000 + "]", "values"),
-    "a large file": ("# nothing\n" * 200_000, "bytes"),
-    "a long number": ("training: {epochs: 0x" + "f" * 5_000 + "}", "digits"),
+    "brackets": (f"profiles: {NESTED}", "recursion"),
+    "blocks": ("profiles:\n" + "".join(" " * n + "-\n" for n in range(1, 400)), "recursion"),
+    "many values": ("phases: [" + "1, " * 20_000 + "]", "phases.0: "),
+    "a long number": ("training: {epochs: 0x" + "f" * 5_000 + "}", "a whole number"),
 }
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_yaml_beyond_every_configuration_is_one_line_at_once(kind, tmp_path):
+def test_yaml_beyond_every_configuration_is_refused_at_once(kind, tmp_path):
     text, pattern = HOSTILE[kind]
     (tmp_path / "mine.yaml").write_text(text)
     words = ("train", "--config", "mine.yaml", "--print-config")
     refused = start(TABULAR, *words, cwd=tmp_path, before=bounded).wait(seconds=60)
-    assert len(one_error(refused, "mine.yaml", f"more than .* {pattern}")) < 300
+    assert refused.code == 2
+    lines = refused.errors()
+    assert len(lines) < 20
+    assert all("mine.yaml" in line and len(line) < 300 for line in lines)
+    assert re.search(pattern, lines[0])
 
 
 @pytest.mark.parametrize(
@@ -78,22 +84,13 @@ def test_the_same_in_a_flag(words, tmp_path):
     assert len(one_error(refused, words[0].partition("=")[0], "give a ")) < 300
 
 
-def test_a_variable_of_the_environment_is_read_within_the_same_limits(tmp_path):
-    def place() -> None:
-        bounded()
-        os.environ["SEED"] = NESTED
-
-    refused = start(TABULAR, "train", cwd=tmp_path, before=place).wait(seconds=60)
-    assert len(one_error(refused, r"\$SEED", "give a whole number")) < 300
-
-
-def test_files_of_a_run_and_of_the_project_are_read_within_the_same_limits(tmp_path):
+def test_files_of_a_run_and_of_the_project_are_read_in_the_same_way(tmp_path):
     run_folder = tmp_path / "runs/a"
     run_folder.mkdir(parents=True)
     (run_folder / "config.resolved.yaml").write_text(f"estimate: {NESTED}")
     (tmp_path / ".copier-answers.yml").write_text(NESTED)
     for words in (("evaluate",), ("machine",)):
-        one_error(run(TABULAR, *words, cwd=tmp_path), "more than .* levels")
+        one_error(run(TABULAR, *words, cwd=tmp_path), "not YAML")
     for words in (("report",), ("compare",)):  # of a run with damaged settings, too
         check_run(TABULAR, *words, cwd=tmp_path)
 
@@ -110,7 +107,6 @@ def stopped(tmp_path_factory):
     check_run(TABULAR, "train", *SHORT, "--name", "a", "--max-steps", "2", cwd=folder)
     (folder / "rows.csv").write_text("a,b\n" + "".join(f"{n},{n * 2}\n" for n in range(40)))
     (folder / "other.yaml").write_text("model: {width: 8}\n")
-    (folder / "same.yaml").write_text((folder / "runs/a/config.resolved.yaml").read_text())
     return folder
 
 
@@ -118,8 +114,8 @@ LONG = "x" * 5_000
 REFUSED = {
     "train --resume a --name b": "a resumed run keeps its name: --name b: remove it",
     "train --phase 2 --name b": "a resumed run keeps its name",
-    "train --resume a --config other.yaml": "model.width is 16, not 8: --config other.yaml: remove",
-    "evaluate --run a --config other.yaml": "model.width is 16, not 8: --config other.yaml",
+    "train --resume a --config other.yaml": "a run keeps its settings: --config other.yaml",
+    "evaluate --run a --config other.yaml": "a run keeps its settings: --config other.yaml",
     "train --max-steps 0": "a run cannot have 0 steps: --max-steps: give at least 1",
     "train --resume a --max-steps 0": "a run cannot have 0 steps",
     "train --phase 0": "there is no phase 0: --phase",
@@ -136,11 +132,6 @@ def test_flags_that_cannot_be_followed_are_refused_and_leave_nothing(words, stop
     refused = run(TABULAR, *words.split(" "), cwd=stopped)
     assert len(one_error(refused, REFUSED[words])) < 300
     assert sorted(stopped.rglob("*")) == before
-
-
-def test_a_configuration_that_a_run_already_has_is_no_error(stopped, tmp_path):
-    shutil.copytree(stopped, tmp_path, dirs_exist_ok=True)
-    check_run(TABULAR, "train", "--resume", "a", "--config", "same.yaml", cwd=tmp_path)
 
 
 def test_the_printed_command_resumes_a_run_with_any_name(tmp_path):
@@ -196,26 +187,6 @@ def test_each_of_a_repeated_flag_counts_where_it_is_a_list(tmp_path):
     prices = {card["card"]: card["epoch_price"] for card in cards}
     assert prices.keys() >= {"h100", "t4"}
     assert all(prices[name] > 0 for name in ("h100", "t4"))
-
-
-@pytest.mark.parametrize(
-    ("words", "flags"),
-    [
-        (
-            "--optimizer.learning_rate 1e-3 --optimizer.learning-rate=0.01",
-            "--optimizer.learning_rate",
-        ),
-        ("--no-optimize --profile speed", "--no-optimize, --profile"),
-    ],
-)
-def test_of_flags_that_exclude_each_other_the_last_one_counts_and_a_note_says_it(
-    words, flags, tmp_path
-):
-    said = check_run(TABULAR, "train", "--print-config", *split(words), cwd=tmp_path)
-    assert re.search(f"note: of {flags}.* the last one counts", said.err)
-    assert ("learning_rate: 0.01" in said.out) == ("0.01" in words)
-    once = check_run(TABULAR, "train", "--print-config", "--profile", "speed", cwd=tmp_path)
-    assert "note" not in once.err
 
 
 @pytest.mark.parametrize("spelling", ["--run-name a", "--run_name=a"])

@@ -12,6 +12,7 @@ import types
 from pathlib import Path
 
 import pytest
+import write_config
 import yaml
 from importing import imported
 from rendering import render
@@ -19,12 +20,13 @@ from variants import products
 
 PROJECT = render()
 config = imported(PROJECT, "config")
+schema = imported(PROJECT, "engine.settings.config")
 sources = imported(PROJECT, "engine.settings.sources")
 main = imported(PROJECT, "__main__")
 errors = imported(PROJECT, "engine.errors")
 
 HEAVY = "torch", "numpy", "h5py", "matplotlib", "safetensors", "lightning", "accelerate"
-NAMES = {key: name for name, key in config.ENVIRONMENT.items() if key in config.SETTINGS}
+NAMES = {key: name for name, key in config.ENVIRONMENT.items() if name not in config.SWITCHES}
 KEYS = [key for key in config.SETTINGS if "." in key]
 
 
@@ -73,38 +75,39 @@ FILES = [
     ("schedule: {name: cosin}", "'cosin'", "cosine, onecycle, linear or constant"),
     ("data: {batch_size: 0}", "data.batch_size", "at least 1"),
     ("optimizer: {learning_rate: .nan}", "nan", "number above 0"),
-    ("data: 5", "section 'data'", "5"),
+    ("data: 5", "'data'", "--help"),
     ("data:\n  path: a\n  path: b\n", "duplicate key 'path'", "line 3"),
     ("data.path: a\ndata: {path: b}", "'data.path' is given twice"),
     ("data: {path: a", "not YAML", "line 2" if yaml.__with_libyaml__ else "line 1"),
-    ("data: !!python/object:os.system {}", "not YAML", "line 1"),
+    ("data: !!python/object:os.system {}", "unexpected tag", "line 1"),
     (b"data: \x00\x01", "not YAML"),
     ("data: {path: Straße}".encode("latin-1"), "not UTF-8 at byte 17"),
-    ("- 1\n- 2\n", "[1, 2]", "section.key: value"),
-    ("profiles: {a: {training.use_amp: 3}}", "profile a", "true or false"),
+    ("- 1\n- 2\n", "a list", "section.key: value"),
+    ("profiles: {a: {data.pin_memory: 3}}", "profile a", "true or false"),
     ("phases: [{name: a, steps: 1, overrides: {model.width: 0}}]", "phase 1", "model.width"),
-    ("phases: [{name: a}]", "phases.1.steps", "required"),
-    ("phases: 5", "phases cannot be 5", "list"),
+    ("phases: [{name: a}]", "phases.0.steps", "required"),
+    ("phases: 5", "phases: ", "list"),
+    ("training: {epochs: yes}", "'yes'", "whole number"),
+    ("training: {epochs: 1_000}", "'1_000'", "whole number"),
+    ("optimizer: {name: muon}", "'muon'", "adamw or adafactor"),
 ]
 # (name, text, what the line says apart from the name)
 VARIABLES = [
     ("SEED", "abc", "reproducibility.seed cannot be 'abc'", "whole number"),
-    ("NUM_WORKERS", "-1", "data.num_workers", "at least 0 and at most 256 or auto"),
-    ("DETERMINISTIC", "2", "true or false"),
-    ("USE_AMP", "maybe", "use_amp cannot be 'maybe'", "true or false"),
-    ("ALLOW_UNSAFE_DATALOADER", "7", "7", "true or false"),
+    ("DETERMINISTIC", "2", "true or false or warn"),
+    ("USE_AMP", "maybe", "training.precision cannot be 'maybe'", "auto, fp32"),
 ]
 # (flags, what the line says)
 FLAGS = [
-    ("--data.bath_size 3", "'--data.bath_size'", "did you mean '--data.batch_size'"),
+    ("--data.bath_size 3", "'data.bath_size'", "did you mean 'data.batch_size'"),
     ("--lr 3", "unknown option '--lr': command line", "did you mean '--optimizer.learning_rate'"),
     ("--max_step 3", "'--max-step'", "did you mean '--max-steps'"),
     ("--xyzzy 3", "'--xyzzy'", "train --help"),
-    ("--data.path", "--data.path: expected one argument"),
+    ("--data.path", "a value is missing", "write --data.path VALUE"),
     ("--model.depth deep", "model.depth cannot be 'deep': --model.depth", "at least 1"),
     ("--model.dropout -0.5", "-0.5", "--model.dropout", "at least 0"),
     ("--max-steps few", "--max-steps", "'few'", "command line"),
-    ("data", "unexpected word 'data'", "command line"),
+    ("data", "unknown option 'data'", "command line"),
     ("--config nowhere.yaml", "cannot read", "nowhere.yaml"),
     ("--profile fast", "unknown profile 'fast'", "--profile", "config.yaml"),
     ("--no-optimize", "unknown profile 'unoptimized'"),
@@ -117,7 +120,7 @@ TOGETHER = [
         "--profile fats",
         [("'fats'", "--profile", "fast, slow")],
     ),
-    ("data: {path: 3}\ndata: {pth: 4}", {"SEED": "x"}, "", [("duplicate",), ("$SEED",)]),
+    ("data: {path: a}\ndata: {pth: 4}", {"SEED": "x"}, "", [("duplicate",), ("$SEED",)]),
     (
         "reproducibility: {seed: x}",
         {"SEED": "1"},
@@ -143,17 +146,17 @@ TOGETHER = [
         ],
     ),
     (
-        "data: {path: 3}\nmodel: {withd: 1, dropout: 0}\n",
+        "data: {path: ''}\nmodel: {withd: 1, dropout: 0}\n",
         {"SEED": "x", "USE_AMP": "maybe"},
         "--resum --model.dropout 2 --data.pth x",
         [
             ("--resum",),
-            ("--data.pth",),
             ("withd",),
             ("data.path",),
             ("$SEED",),
             ("$USE_AMP",),
             ("dropout",),
+            ("--data.pth",),
         ],
     ),
 ]
@@ -190,7 +193,7 @@ def test_each_error_is_one_line_and_nothing_else(
     ("words", "parts"),
     [
         ([], ("unknown command ''", "train")),
-        (["trian"], ("'trian'", "did you mean 'train'?")),
+        (["trian"], ("'trian'", "choose one of")),
         (["--config", "x"], ("'--config'", "choose one of")),
         (["report", "--data.path", "x", "a", "b"], ("'b'", "command line")),
     ],
@@ -207,10 +210,10 @@ def test_a_wrong_command_is_one_line(words, parts, capsys):
 def accepted(key: str) -> list[str]:
     """Two values that the setting takes, as text; one that is not the default comes first."""
     setting = config.SETTINGS[key]
-    if setting.allowed == "text":
+    if setting.annotation is str and key != "data.order":
         return ["here", "there"]
     words = [
-        *re.split(r", | or ", setting.allowed),
+        *re.split(r", | or ", schema.allowed(setting.annotation, setting.metadata)),
         "true",
         "false",
         "1",
@@ -253,47 +256,24 @@ def test_the_stronger_source_wins_for_every_setting(key):
         assert (both.value(key), both.origins[key]) == (expected, stronger)
 
 
-def test_switches():
-    """USE_AMP, also as a setting, and ALLOW_UNSAFE_DATALOADER; a flag is stronger than both."""
-    for text, precision in (("0", "fp32"), ("1", "auto")):
-        file = write("training.precision: fp16")
+def test_switches(monkeypatch):
+    """USE_AMP, DETERMINISTIC and ALLOW_UNSAFE_DATALOADER; a flag is stronger than they are."""
+    file = write("training.precision: fp16")
+    for text, precision in (("0", "fp32"), ("1", "auto"), ("off", "fp32"), ("bf16", "bf16")):
         settings = config.load(file, environment={"USE_AMP": text})
         assert settings.training.precision == precision
         assert settings.origins["training.precision"] == "$USE_AMP"
         flags = [("training.precision", "tf32")]
         assert config.load(file, None, flags, {"USE_AMP": text}).training.precision == "tf32"
-        for spelling in ("training.use_amp", "data.use_amp", "use_amp"):
-            assert config.load(write(f"{spelling}: {text}")).training.precision == precision
+    for text, value in (("1", "warn"), ("True", "warn"), ("false", False), ("warn", "warn")):
+        settings = config.load(environment={"DETERMINISTIC": text})
+        assert settings.reproducibility.deterministic == value
 
+    module = imported(render(loader="dataloader"), "config")
     for text, workers in (("0", 0), ("1", 4)):
-        names = {"ALLOW_UNSAFE_DATALOADER": text, "NUM_WORKERS": "4"}
-        assert config.load(environment=names).data.num_workers == workers
-        assert config.load(None, None, [("data.num_workers", "2")], names).data.num_workers == 2
-
-
-OLDER = [
-    *(f"train.batch.{name}" for name in ("num_workers", "pin_memory", "prefetch_factor")),
-    *("training.batch_size", "training.chunk_size_gb", "data.gradient_accumulation_steps"),
-    "training.log_gpu_stats_every_n_batches",
-]
-
-
-@pytest.mark.parametrize("alias", OLDER)
-def test_names_of_older_projects(alias):
-    nested: object = 1
-    for part in reversed(alias.split(".")):
-        nested = {part: nested}
-    expected = config.load(overrides=[(sources.ALIASES[alias], "1")]).resolved()
-    assert config.load(write(yaml.dump(nested))).resolved() == expected
-    assert config.load(overrides=[(alias, "1")]).resolved() == expected
-
-
-def test_names_of_older_projects_without_effect_are_notes():
-    flags = [("training.empty_cache_every_n_epochs", "1")]
-    settings = config.load(write("data: {use_chunk_loader: true}"), None, flags)
-    assert settings.resolved() == config.load().resolved()
-    origins = [note.partition(":")[0] for note in settings.notes]
-    assert origins == ["config.yaml", "--training.empty_cache_every_n_epochs"]
+        names = {"NUM_WORKERS": "4", "ALLOW_UNSAFE_DATALOADER": text}
+        assert module.load(environment=names).data.num_workers == workers
+        assert module.load(None, None, [("data.num_workers", "2")], names).data.num_workers == 2
 
 
 def test_misspelt_environment_names_are_noted():
@@ -303,14 +283,11 @@ def test_misspelt_environment_names_are_noted():
     assert sorted(meant) == [["NUM_WORKERS"], ["PREFETCH_FACTOR"], ["SEED"]]
 
 
-def test_settings_without_effect_are_noted_where_a_person_gave_them_for_this_run():
-    flags = [("data.chunk_size_gb", "2")]
-    settings = config.load(write("data.pin_memory: true"), None, flags, {"PREFETCH_FACTOR": "4"})
-    keys = ["data.pin_memory", "data.chunk_size_gb", "data.prefetch_factor"]
-    names = [
-        note.partition(" has no effect: why")[0] for note in settings.without_effect(keys, "why")
-    ]
-    assert names == ["$PREFETCH_FACTOR", "--data.chunk_size_gb"]
+def test_variables_without_a_setting_are_noted():
+    (note,) = config.load(environment={"PREFETCH_FACTOR": "4"}).notes
+    assert (
+        note == "$PREFETCH_FACTOR has no effect: this project has no setting data.prefetch_factor"
+    )
 
 
 # ---- reading -----------------------------------------------------------------------------------
@@ -344,7 +321,7 @@ optimizer: {learning_rate: 0.01}
 phases:
   - name: head
     steps: 5
-    overrides: {optimizer: {learning_rate: 0.1}, model.dropout: 0.3, training.use_amp: 0}
+    overrides: {optimizer: {learning_rate: 0.1}, model.dropout: 0.3, training.precision: fp32}
   - {name: all, steps: 7}
 """
 
@@ -370,7 +347,7 @@ def test_phases_of_a_profile():
     (line,) = mistakes(
         write(f"profiles: {{a: {{phases: {phases.replace('0.3', '3')}}}}}", "b"), "a"
     )
-    assert "model.dropout cannot be 3: b profile a phase 1" in line
+    assert "model.dropout cannot be '3': b profile a phase 1" in line
     first = config.load(file, "short").phase(1)
     assert first.model.dropout == 0.3
     assert first.training.max_steps == 3
@@ -445,8 +422,7 @@ def test_config_yaml_agrees_with_the_schema(precision):
     file = project / "config.yaml"
     module = imported(project, "config")
     written = flat(yaml.safe_load(file.read_text(encoding="utf-8")))
-    known = iter(module.SETTINGS)
-    assert all(key in known for key in written), "in the order of the schema"
+    assert [*module.SETTINGS] == [*written], "in the order of the schema"
     settings = module.load(file)
     defaults = {key: module.SETTINGS[key].default for key in KEYS}
     assert {key: settings.value(key) for key in KEYS} == {
@@ -458,9 +434,6 @@ def test_config_yaml_agrees_with_the_schema(precision):
         module.load(file, profile)
 
 
-NO_EFFECT = re.compile(r"No effect with the loaders? ([^.]+)")
-
-
 @pytest.mark.parametrize(
     "answers", products("workload", "loader"), ids=lambda answers: "-".join(answers.values())
 )
@@ -470,18 +443,14 @@ def test_config_yaml_has_each_setting_and_says_what_it_is_for(answers):
     settings = module.load(project / "config.yaml")
     written = flat(yaml.safe_load((project / "config.yaml").read_text(encoding="utf-8")))
     assert module.SETTINGS.keys() == written.keys()
-    comments = imported(project, "engine.settings.yaml_text").comments(project / "config.yaml")
-    assert [key for key in written if "." in key and len(comments.get(key, "")) < 4] == []
+    described = [key for key, setting in module.SETTINGS.items() if setting.description]
+    assert described == [key for key in module.SETTINGS if "." in key]
+    for profile in settings.profiles:
+        module.load(project / "config.yaml", profile)
 
-    # The comment says with which loaders a setting has no effect, and profiles leave it alone.
-    loader = f"`{answers['loader']}`"
-    idle = {key for key in written if loader in "".join(NO_EFFECT.findall(comments.get(key, "")))}
-    unused = imported(project, "engine.data.loader").Loader.WITHOUT_EFFECT
-    assert idle == {f"data.{name}" for name in unused}
-    profiled = {key for tree in settings.profiles.values() for key in flat(tree)}
-    assert not profiled & idle
-    for name in ("enabled", "mode", "dynamic", "fullgraph"):
-        assert "LSTM" in comments[f"compile.{name}"]  # which is never compiled
+
+def test_config_yaml_is_written_from_the_schema():
+    assert write_config.FILE.read_text(encoding="utf-8") == write_config.written()
 
 
 def test_the_example_phase_in_config_yaml_works():
@@ -497,17 +466,14 @@ def test_the_example_phase_in_config_yaml_works():
 HOOK = '''
 from pydantic import Field
 
-from ..engine.settings.config import Section, defaults
+from ..engine.settings.config import Section
 
 
-class Watch(Section):
+class Look(Section):
     """How often somebody looks."""
 
     every_seconds: float = Field(10.0, ge=0)
-
-
-class Sections(Section):
-    watch: Watch = defaults(Watch)
+    """Seconds between two looks."""
 
 
 class Hook:
@@ -518,71 +484,79 @@ class Hook:
 def report_lines(folder: "Path"):
     return ["seen"]
 '''
-# (file, content): that no schema, help or page of a run imports or takes for something else
-OTHERS = {
-    "heavy": "import torch\n\n\nclass Hook:\n    pass\n",
-    "text": '"""class Hook\nclass Sections:\ndef report_lines(run)\n"""\nimport no_such_module\n',
-}
+HEAVY_HOOK = "import torch\n\n\nclass Hook:\n    pass\n"  # which no help imports
 
 
 @pytest.fixture(scope="module")
 def hooked(tmp_path_factory):
     """A project with hooks of its own."""
     project = shutil.copytree(PROJECT, tmp_path_factory.mktemp("hooked") / "project")
-    hooks = project / "src/my_training/hooks"
-    for name, content in {"look": HOOK, **OTHERS}.items():
-        (hooks / f"{name}.py").write_text(content)
+    package = project / "src/my_training"
+    (package / "hooks/look.py").write_text(HOOK)
+    (package / "hooks/heavy.py").write_text(HEAVY_HOOK)
+    text = (package / "config.py").read_text()
+    text = text.replace(
+        "from .settings import", "from .hooks.look import Look\nfrom .settings import"
+    )
+    text = text.replace("    schedule: Schedule\n", "    schedule: Schedule\n    look: Look\n")
+    (package / "config.py").write_text(text)
     return project
 
 
-def test_a_section_in_a_hook_is_a_section_like_any_other(hooked, capsys):
+def test_a_section_of_a_hook_is_a_section_like_any_other(hooked, capsys):
     module = imported(hooked, "config")
     command = imported(hooked, "__main__")
-    order = [key for key in module.SETTINGS if key not in config.SETTINGS or "." not in key]
-    assert order == ["watch.every_seconds", "phases", "profiles"]
+    assert [key for key in module.SETTINGS if key not in config.SETTINGS] == ["look.every_seconds"]
     assert command.main(["train", "--help"]) == 0
-    assert "--watch.every_seconds VALUE" in capsys.readouterr().out
-    write("watch: {every_seconds: 3}")
-    assert module.load(Path("config.yaml")).value("watch.every_seconds") == 3
-    assert command.main(["train", "--watch.every_seconds", "-1"]) == 2
-    line = "watch.every_seconds cannot be -1: --watch.every_seconds: give a number at least 0"
+    assert "Seconds between two looks." in " ".join(capsys.readouterr().out.split())
+    write("look: {every_seconds: 3}")
+    assert module.load(Path("config.yaml")).value("look.every_seconds") == 3
+    assert command.main(["train", "--look.every_seconds", "-1"]) == 2
+    line = "look.every_seconds cannot be '-1': --look.every_seconds: give a number at least 0"
     assert capsys.readouterr().err == f"error: {line}\n"
 
 
-def test_what_a_file_defines_is_discovered(hooked):
-    """Classes, functions and names at its top level, with any annotation and parameter."""
+def test_hooks_are_found_by_what_they_define(hooked):
     plugins = imported(hooked, "engine.plugins")
     names = [module.__name__.rpartition(".")[2] for module in plugins.discover("hooks", "Hook")]
     assert names == ["alerts", "examples", "heavy", "look"]
     pages = [page.report_lines(Path("run")) for page in plugins.discover("hooks", "report_lines")]
     assert ["seen"] in pages
-    source = '"""class Text"""\nclass A: ...\nB: str = "b"\nC = D = 1\nimport E\nF.g = 1\n'
-    assert plugins.definitions(source) == {"A", "B", "C", "D"}
+
+
+def test_a_command_that_is_slow_to_import_is_named(hooked, capsys):
+    slow = hooked / "src/my_training/commands/slow.py"
+    slow.write_text(
+        "'''Wait.'''\nimport time\nend = time.process_time() + 1.1\n"
+        "while time.process_time() < end:\n    pass\n"
+    )
+    try:
+        assert imported(hooked, "__main__").main(["--help"]) == 0
+    finally:
+        slow.unlink()
+    output = capsys.readouterr()
+    assert re.search(r"^  slow +Wait\.$", output.out, re.MULTILINE)
+    assert "commands/slow.py takes 1." in output.err
 
 
 def test_settings_of_a_part_that_was_taken_away(hooked, capsys, monkeypatch):
     """A run goes on without them; a configuration or a flag that names them is an error."""
-    overrides = "{watch.every_seconds: 2, model.dropout: 0.3}"
+    overrides = "{look.every_seconds: 2, model.dropout: 0.3}"
     phases = f"phases: [{{name: a, steps: 3, overrides: {overrides}}}]"
-    profiles = "profiles: {fast: {watch: {every_seconds: 1}}}"
+    profiles = "profiles: {fast: {look: {every_seconds: 1}}}"
     file = write(f"monitor.every_steps: 7\n{phases}\n{profiles}")
     settings = imported(hooked, "config").load(file)
     run = write(settings.to_yaml() + "engine.of: 1\n", "config.resolved.yaml")
     again = config.load(run, "fast", resolved=True)
-    assert [note.split()[0] for note in again.notes] == [
-        "watch",
-        "engine.of",
-        "watch.every_seconds",
-    ]
+    names = [note.split()[0] for note in again.notes]
+    assert names == ["look", "engine.of", "look.every_seconds"]
     assert again.monitor.every_steps == 7
     assert again.phase(1).model.dropout == 0.3
-    assert again.resolved()["phases"][0]["overrides"] == {"model.dropout": 0.3}
-    flag = [("watch.every_seconds", "1")]
+    assert again.resolved()["phases"][0]["overrides"] == {"model.dropout": "0.3"}
+    flag = [("look.every_seconds", "1")]
     assert len(mistakes(run, overrides=flag)) == 5
     (line,) = mistakes(run, overrides=flag, resolved=True)
-    assert line.startswith(
-        "unknown setting 'watch.every_seconds': --watch.every_seconds: remove it"
-    )
+    assert line.startswith("unknown setting 'look.every_seconds': --look.every_seconds: ")
 
     use(monkeypatch, lambda arguments, load: load(run) and 0)
     assert main.main(["train"]) == 0
@@ -609,16 +583,14 @@ def test_help_has_every_setting_with_range_default_environment_name_and_meaning(
     monkeypatch.setenv("COLUMNS", "1000")
     assert main.main(["train", "--help"]) == 0
     text = capsys.readouterr().out
-    comments = imported(PROJECT, "engine.settings.yaml_text").comments(PROJECT / "config.yaml")
     for key in KEYS:
         setting = config.SETTINGS[key]
         (shown,) = re.findall(rf"^  --{re.escape(key)} VALUE\s+(.+)$", text, flags=re.MULTILINE)
-        assert shown.startswith(setting.allowed)
+        assert shown.startswith(schema.allowed(setting.annotation, setting.metadata))
         assert f"default {setting.default}".lower() in shown.lower()
-        assert comments.get(key, "") in shown
-        assert f"${NAMES.get(key, '')}" in shown or key not in NAMES
-    for name in config.ENVIRONMENT:
-        assert f"${name}" in text
+        assert " ".join(setting.description.split()) in shown
+        variables = [name for name, target in config.ENVIRONMENT.items() if target == key]
+        assert all(f"${name}" in shown for name in variables)
     assert main.main(["evaluate", "--help"]) == 0
     assert "--data.path" not in capsys.readouterr().out
 

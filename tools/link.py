@@ -1,6 +1,7 @@
 """Links one variant into a folder, to run it in place: `python tools/link.py build/linked
 loader=memmap`."""
 
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -10,6 +11,8 @@ import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "template/project/src/{{ package_name }}"
+INCLUDE = re.compile(r"\{% include (.+) %\}\n")
+ENVIRONMENT = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
 
 
 def rendered(name: str, answers: dict[str, str]) -> str:
@@ -37,15 +40,15 @@ def link(folder: Path, **answers: str) -> None:
         if not all(names) or names[-1] == ".jinja":
             continue
         place = folder / "src/my_training" / Path(*names)
-        if source_file.suffix == ".jinja":  # one line: {% include EXPRESSION %}
-            expression = (
-                source_file.read_text(encoding="utf-8")
-                .removeprefix("{% include ")
-                .removesuffix(" %}\n")
-            )
-            source_file = ROOT / str(jinja2.Environment().compile_expression(expression)(**answers))
-            place = place.with_suffix("")
         place.parent.mkdir(parents=True, exist_ok=True)
+        if source_file.suffix == ".jinja":
+            place = place.with_suffix("")
+            text = source_file.read_text(encoding="utf-8")
+            include = INCLUDE.fullmatch(text)
+            if include is None:  # config.py.jinja: a line for each section of an extra
+                place.write_text(ENVIRONMENT.from_string(text).render(answers), encoding="utf-8")
+                continue
+            source_file = ROOT / str(ENVIRONMENT.compile_expression(include[1])(**answers))
         place.symlink_to(source_file)
 
 

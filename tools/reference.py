@@ -1,7 +1,7 @@
 """Writes the reference from the code: `make reference`, or `python tools/reference.py`.
 
 Names, types, ranges, defaults, flags, answers and figures come from rendered projects, from
-copier.yml and from the table of GPUs. What a setting means is the comment above it in config.yaml.
+copier.yml and from the table of GPUs. What a setting means is its description in the schema.
 What the code does not say in words, such as what a file of a run contains, is in reference.yml;
 tests/test_reference.py compares its names with what a run of each workload writes.
 """
@@ -50,13 +50,18 @@ def texts() -> dict[str, Any]:
 
 
 @functools.cache
-def project(workload: str, tracker: str = "none") -> Path:
-    """A project with every extra, for several processes."""
-    return render(workload=workload, tracker=tracker, distributed="ddp", extras=extras(workload))
+def project(workload: str, tracker: str = "none", loader: str = "") -> Path:
+    """A project with every extra, for several processes. loader: "" for the workload's own."""
+    answers = {"loader": loader} if loader else {}
+    return render(
+        workload=workload, tracker=tracker, distributed="ddp", extras=extras(workload), **answers
+    )
 
 
-def module(name: str, workload: str = ALL[0], tracker: str = "none") -> ModuleType:
-    return imported(project(workload, tracker), name)
+def module(
+    name: str, workload: str = ALL[0], tracker: str = "none", loader: str = ""
+) -> ModuleType:
+    return imported(project(workload, tracker, loader), name)
 
 
 # --- Markdown
@@ -128,12 +133,14 @@ class Place(NamedTuple):
 
     workload: str
     tracker: str
+    loader: str
 
 
 Variants = dict[Described, list[Place]]
 PLACES = [
-    *(Place(workload, "none") for workload in ALL),
-    *(Place(ALL[0], tracker) for tracker in SERVERS),
+    *(Place(workload, "none", "memmap") for workload in ALL),
+    *(Place(ALL[0], tracker, "memmap") for tracker in SERVERS),
+    *(Place(workload, "none", loader) for workload in ALL for loader in ("chunk", "dataloader")),
 ]
 
 
@@ -153,14 +160,16 @@ def all_settings() -> dict[str, Variants]:
     """Every setting of every project, with what each project says about it."""
     settings: dict[str, Variants] = {}
     for place in PLACES:
-        meanings = module("engine.settings.yaml_text", *place).comments(
-            project(*place) / "config.yaml"
-        )
+        allowed = module("engine.settings.config", *place).allowed
         for key, setting in module("config", *place).SETTINGS.items():
             if place.tracker != "none" and not key.startswith("tracker."):
                 continue
-            meaning = without_emphasis(meanings.get(key, ""))
-            described = Described(setting.allowed, written(setting.default), meaning)
+            known = settings.get(key, {})
+            if any(other.loader != place.loader for others in known.values() for other in others):
+                continue
+            meaning = without_emphasis(" ".join((setting.description or "").split()))
+            values = allowed(setting.annotation, setting.metadata)
+            described = Described(values, written(setting.default), meaning)
             settings.setdefault(key, {}).setdefault(described, []).append(place)
     return settings
 
@@ -169,42 +178,30 @@ def all_settings() -> dict[str, Variants]:
 def needs() -> dict[str, str]:
     """By section of config.yaml, or setting: the extra, or the trackers, that a project has it from."""
     sections = {"tracker": f"tracker {' or '.join(SERVERS)}", "data.stride": "extra `lanes`"}
-    discover = module("engine.plugins").discover
-    for plugin in [*discover("commands", "Sections"), *discover("hooks", "Sections")]:
-        name = plugin.__name__.rpartition(".")[2]
-        if name in choices("extras"):
-            for section in plugin.Sections.model_fields:
-                if section != "data":  # `lanes` adds to the workload's own section
-                    sections[section] = f"extra `{name}`"
+    sections["data.chunk_size_gb"] = "loader `chunk`"
+    for name in ("num_workers", "prefetch_factor", "persistent_workers"):
+        sections[f"data.{name}"] = "loader `dataloader`"
+    for section in ("watch", "ema", "estimate"):
+        sections[section] = f"extra `{section}`"
     return sections
 
 
 def environment_names(key: str) -> list[str]:
     """The environment names that set this setting."""
-    switches = module("engine.settings.sources").SWITCHES
-    names = []
-    for name, target in module("config").ENVIRONMENT.items():
-        if target == key or (target in switches and switches[target][0] == key):
-            names.append(name)
-    return names
+    return [name for name, target in module("config").ENVIRONMENT.items() if target == key]
 
 
 def switched(name: str) -> str:
     """What an environment name stands for: a setting, or a value for each switch."""
-    target = module("config").ENVIRONMENT[name]
-    switches = module("engine.settings.sources").SWITCHES
-    if target not in switches:
-        return code(target)
-    key, values = switches[target]
+    key = module("config").ENVIRONMENT[name]
+    switches = module("config").SWITCHES
+    if name not in switches:
+        return code(key)
     lines = []
-    for value, stands_for in sorted(values.items()):
-        lines.append(f"`{name}={int(value)}`: {code(f'{key}: {stands_for}')}")
+    for value, stands_for in enumerate(switches[name]):
+        if stands_for:
+            lines.append(f"`{name}={value}`: {code(f'{key}: {stands_for}')}")
     return "; ".join(lines)
-
-
-def other_names(key: str) -> list[str]:
-    aliases: dict[str, str] = module("engine.settings.sources").ALIASES
-    return [name for name, target in aliases.items() if target == key]
 
 
 def setting_entry(key: str, variants: Variants) -> str:
@@ -220,9 +217,7 @@ def setting_entry(key: str, variants: Variants) -> str:
     else:
         paragraphs = [differences(variants)]
     names = codes(environment_names(key))
-    aliases = codes(other_names(key))
     lines.append(f"Environment: {names}" if names else "")
-    lines.append(f"Other names: {aliases}" if aliases else "")
     needed = needs().get(key) or needs().get(section)
     lines.append(f"Only with: {needed}" if needed else "")
     if section != "tracker":
@@ -273,7 +268,6 @@ def settings_page() -> str:
                 lines = profiles_of_default()
                 paragraphs.append(texts()["profiles"].strip())
             paragraphs.append(block(lines, "yaml"))
-    paragraphs += ["## Names without effect", texts()["obsolete"].strip(), obsolete_names()]
     return page("Settings", "settings", *paragraphs)
 
 
@@ -295,13 +289,6 @@ def section_order() -> list[str]:
     return order
 
 
-def obsolete_names() -> str:
-    rows = []
-    for name, why in module("engine.settings.sources").OBSOLETE.items():
-        rows.append((code(name), why))
-    return table(("name", "why"), rows)
-
-
 # --- commands
 
 
@@ -317,7 +304,7 @@ def commands() -> dict[str, list[str]]:
     """Each command, with the workloads that have it."""
     names: dict[str, list[str]] = {}
     for workload in ALL:
-        for name in module("__main__", workload).command_names():
+        for name in module("engine.plugins", workload).names("commands"):
             names.setdefault(name, []).append(workload)
     order = list(texts()["commands"])
     return dict(sorted(names.items(), key=lambda item: order.index(item[0])))
@@ -325,7 +312,7 @@ def commands() -> dict[str, list[str]]:
 
 def parser(name: str, workload: str) -> Any:
     main = module("__main__", workload)
-    return main.parser_of(name, module(f"commands.{name}", workload))
+    return main.make_parser(name, module(f"commands.{name}", workload))
 
 
 def flags(name: str, workload: str) -> list[Flag]:

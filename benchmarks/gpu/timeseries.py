@@ -80,7 +80,6 @@ def make_row_by_row(inner: Any) -> Any:
             return [torch.from_numpy(part[row]) for part in self.sets]
 
     class RowByRow:
-        WITHOUT_EFFECT = ()
         stall_seconds = 0.0
 
         def __init__(self, samples: Any, store: Any, settings: Any, order: Any, device: Any):

@@ -71,7 +71,10 @@ def write_store(folder: Path, loader: str, dtype: str = "float32") -> Any:
 
 def settings(seed: int = 3, evaluation_batch_size: int = 0, **data: Any) -> SimpleNamespace:
     """What a loader reads of the settings, with keys of `data:` in their real form."""
-    section = engine("settings.config").LoaderSettings(**{"batch_size": 4, "num_workers": 0} | data)
+    section = SimpleNamespace()
+    for loader in ("memmap", "chunk", "dataloader"):
+        vars(section).update(engine("settings.loader", loader=loader).LoaderSettings())
+    vars(section).update({"batch_size": 4, "num_workers": 0} | data)
     return SimpleNamespace(
         data=section,
         reproducibility=SimpleNamespace(seed=seed),

@@ -122,7 +122,7 @@ class Bench:
         # Only HDF5 can read a compressed dataset, one span after the other.
         starts = np.ravel(spans.starts)
         lengths = np.ravel(spans.lengths)
-        packed = discover("engine/data", "Hdf5Array")[0].Hdf5Array(**vars(array))
+        packed = discover("engine.data", "Hdf5Array")[0].Hdf5Array(**vars(array))
         pieces = []
         for start, length in zip(starts, lengths, strict=True):
             pieces.append(packed.read(start, start + length))

@@ -8,15 +8,16 @@ written after each process; the same command resumes an interrupted benchmark.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import yaml
+
 from ..engine.compute.gpus import Card, features, resolve_precision
 from ..engine.errors import UserError
-from ..engine.settings.yaml_text import read_yaml
 from ..measure.measurements import Measurements, Plan, environment
-from ..measure.trials import LOADER, Overrides, Trials, card_here, changed
+from ..measure.trials import LOADER, Overrides, Trials, card_here
 
 if TYPE_CHECKING:
     from ..config import Settings
@@ -64,19 +65,18 @@ def run(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
     if min(arguments.warmup, arguments.steps, arguments.processes) < 1:
         what = "--steps, --warmup and --processes must be at least 1"
         raise UserError(what, "command line", "use a larger number")
-    own: Any = read_yaml(OWN)
+    own: Any = yaml.safe_load(OWN.read_text(encoding="utf-8"))
     size = arguments.model_size
     if size and size not in own["sizes"]:
         remedy = f"choose from {', '.join(own['sizes'])}"
         raise UserError(f"unknown model size {size!r}", "--model-size", remedy)
     if size:
-        settings = changed(settings, own["sizes"][size])
+        settings = settings.replaced(own["sizes"][size], "--model-size")
 
     from ..assemble import open_store
-    from ..engine.data.loader import Loader
 
     card = card_here()
-    known = switches(settings, card, Loader.WITHOUT_EFFECT, own["switches"])
+    known = switches(settings, card, own["switches"])
     if arguments.list:
         print_switches(known)
         return 0
@@ -125,15 +125,12 @@ def protocol(arguments: argparse.Namespace, settings: Settings, trials: Trials) 
     }
 
 
-def switches(
-    settings: Settings, card: Card, unused: Sequence[str], own: dict[str, Any]
-) -> list[Switch]:
+def switches(settings: Settings, card: Card, own: dict[str, Any]) -> list[Switch]:
     """Return all switches, in the order in which the cumulative table turns them on.
 
-    unused: data settings that have no effect with this project's loader. own: switches of the
-    workload.
+    own: switches of the workload.
     """
-    made = Switches(settings, card, unused)
+    made = Switches(settings, card)
     made.add_precisions()
     made.add_compilation()
     made.add_flag("fused_optimizer", "optimizer.fused")
@@ -151,12 +148,11 @@ def switches(
 class Switches:
     """Collects the switches of one configuration on one card."""
 
-    def __init__(self, settings: Settings, card: Card, unused: Sequence[str]):
+    def __init__(self, settings: Settings, card: Card):
         from ..engine.compute.optimization import compiles
 
         self.settings = settings
         self.card = card
-        self.unused = unused
         self.known: list[Switch] = []
         self.no_gpu = "" if card.capability else "there is no GPU"
         training = settings.training
@@ -172,11 +168,14 @@ class Switches:
         }
 
     def add(self, name: str, off: Overrides, on: Overrides, why_not: str = "") -> None:
-        now = {}
+        now: Overrides = {}
         for key in on:
-            now[key] = self.resolved[key] if key in self.resolved else self.settings.value(key)
-        if any(key.removeprefix("data.") in self.unused for key in on):
-            why_not = "it has no effect with this project's loader"
+            if key in self.resolved:
+                now[key] = self.resolved[key]
+            elif key in self.settings.origins:
+                now[key] = self.settings.value(key)
+            else:
+                why_not = "this project's loader does not have it"
         self.known.append(Switch(name, off, on, why_not, now == on))
 
     def add_flag(self, name: str, key: str, why_not: str = "") -> None:
@@ -217,12 +216,13 @@ class Switches:
 
     def add_loading(self) -> None:
         plain: Overrides = {LOADER: "plain"}
-        if "num_workers" not in self.unused:
+        num_workers = getattr(self.settings.data, "num_workers", None)
+        if num_workers is not None:
             plain["data.num_workers"] = 0
         self.add("loader", plain, {LOADER: "own"})
         resident = "data.resident"
         self.add("resident", {resident: False}, {resident: "auto"}, self.no_gpu)
-        workers = {"data.num_workers": self.settings.data.num_workers or 4}
+        workers = {"data.num_workers": num_workers or 4}
         self.add("workers", {"data.num_workers": 0}, workers)
         self.add_flag("pinned_memory", "data.pin_memory", self.no_gpu)
 

@@ -9,14 +9,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from ..engine.errors import UserError
 from ..engine.files import read_json, write_text
 from ..engine.log.record import Record, numbers
 from ..engine.log.report import Cells, aligned, draw, duration, markdown, plot, table, tidy
 from ..engine.runs import RUNS, all_runs, find_run, typed_run
-from ..engine.settings.yaml_text import read_yaml
+from ..engine.settings.sources import read
 from ..hooks.details import seconds
 
 if TYPE_CHECKING:
@@ -87,8 +85,7 @@ def read_settings(folder: Path) -> dict[str, str]:
     """
     settings: dict[str, str] = {}
     with suppress(OSError, UnicodeError, UserError):
-        # This loader keeps values as they are written.
-        tree: Any = read_yaml(folder / "config.resolved.yaml", yaml.BaseLoader)
+        tree = read(folder / "config.resolved.yaml")
         if not isinstance(tree, dict):
             return {}
         for section, values in tree.items():

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import UserError
-from ..engine.settings.config import BelowOne, Natural, Positive, Section, defaults
+from ..engine.settings.config import BelowOne, Natural, Positive, Section
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -29,14 +29,14 @@ class Ema(Section):
     """Settings of the averaged weights."""
 
     decay: BelowOne = 0.999
+    """Fraction of the averaged weights that an update keeps. 0.999 averages over about the last
+    1,000 updates; 0 keeps only the newest weights."""
+
     start_step: Natural = 0
+    """Step of the phase after which averaging starts. Use it to skip the first, unstable steps."""
+
     every_steps: Positive = 1
-
-
-class Sections(Section):
-    """The section of config.yaml that belongs to this hook."""
-
-    ema: Ema = defaults(Ema)
+    """Optimizer steps between two updates. An update is one pass over all weights."""
 
 
 class Hook:
@@ -58,7 +58,8 @@ class Hook:
         from ..engine.compute.shards import fill
 
         model = run.project.model
-        self.settings = run.project.settings.ema
+        settings: Any = run.project.settings
+        self.settings = settings.ema
         saved = self.averages
         self.averages = {}
         for name, parameter in model.named_parameters():

@@ -13,9 +13,8 @@ from pydantic import Field
 from ..engine.compute import gpus
 from ..engine.errors import UserError
 from ..engine.log.record import Record, numbers
-from ..engine.settings.config import Section, defaults
-from ..engine.settings.sources import near
-from ..engine.settings.yaml_text import read_yaml
+from ..engine.settings.config import Section
+from ..engine.settings.sources import near, read
 
 if TYPE_CHECKING:
     from ..config import Settings
@@ -26,21 +25,19 @@ class Price(Section):
     """The price of the machine."""
 
     price_per_hour: float = Field(0.0, ge=0)
-
-
-class Sections(Section):
-    """The section of config.yaml that belongs to this command."""
-
-    estimate: Price = defaults(Price)
+    """Price of the machine per hour, in any currency. `estimate` and report.md then show costs. 0:
+    unknown."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this command."""
     add = parser.add_argument
     add("--json", action="store_true", help="print a JSON list instead of a table")
-    add("--gpu", nargs="+", metavar="NAME", help="cards to estimate (default: all)")
+    add(
+        "--gpu", nargs="+", action="extend", metavar="NAME", help="cards to estimate (default: all)"
+    )
     price = "price per hour of a card, such as h100=2.5 (default: estimate.price_per_hour)"
-    add("--price", nargs="+", metavar="NAME=X", default=[], help=price)
+    add("--price", nargs="+", action="extend", metavar="NAME=X", default=[], help=price)
 
 
 def run(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
@@ -195,9 +192,9 @@ def hours(value: float) -> str:
 def report_lines(run: Path) -> list[str]:
     """Return report lines with the price of a run, at the price per hour in its settings."""
     try:
-        settings: Any = read_yaml(run / "config.resolved.yaml")
-        price = settings["estimate"]["price_per_hour"]
-    except (OSError, UnicodeError, UserError, KeyError, TypeError):
+        settings = read(run / "config.resolved.yaml")
+        price = float(settings["estimate"]["price_per_hour"])
+    except (UserError, KeyError, TypeError, ValueError):
         return []  # a run from before this command was added, or a damaged file
     seconds = seconds_spent(run)
     if not price or not seconds:

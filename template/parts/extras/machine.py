@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..engine.compute import gpus
-from ..engine.settings.yaml_text import read_yaml
+from ..engine.settings.sources import read
 from .doctor import failure
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace, load: Callable[[], Settings]) -> int:
     card = gpus.this_card()
     answers: Any = {}
     if ANSWERS.exists():
-        answers = read_yaml(ANSWERS)
+        answers = read(ANSWERS)
     checks: dict[str, Callable[[], Finding]] = {
         "driver": lambda: check_driver(card, answers),
         "wheel": lambda: check_wheel(card),

@@ -49,7 +49,6 @@ class Reader(Dataset):
 class Loader:
     """See `interfaces.Loader`."""
 
-    WITHOUT_EFFECT = ("chunk_size_gb", "resident")
     stall_seconds = 0.0
 
     def __init__(
@@ -59,7 +58,9 @@ class Loader:
         self.samples = samples
         self.order = order
         self.device = device
-        self.workers = 0 if data.num_workers == "auto" else data.num_workers
+        # The settings of the loader `dataloader`; a project with another loader has none of them.
+        workers: Any = getattr(data, "num_workers", "auto")
+        self.workers = 0 if workers == "auto" else workers
         self.prefetch = data.prefetch_factor if self.workers else None
         self.pin = data.pin_memory and device.type == "cuda"
         self._reader = Reader(samples, store)

@@ -24,10 +24,11 @@ import yaml
 
 from ..engine.errors import UserError
 from ..engine.files import lock, read_json, write_json, write_text
+from ..engine.settings.config import put
 from .search_page import Found, Row, words, write_page
 from .search_space import Space, inside, parse, tidy
 from .search_training import JOURNAL, RESULT, STARTING_TRIALS, STOPPED, TAKEN, launch, study_in
-from .trials import SETTINGS, Failed, Overrides, card_here, changed, replaced
+from .trials import SETTINGS, Failed, Overrides, card_here
 
 if TYPE_CHECKING:
     from ..config import Settings
@@ -161,7 +162,7 @@ class Searcher:
         """Write all settings of a training into its folder."""
         job.folder.mkdir(exist_ok=True)
         fixed: Overrides = {"monitor.progress": False}
-        tree = replaced(self.settings.resolved(), fixed | job.overrides)
+        tree = put(self.settings.resolved(), fixed | job.overrides)
         write_text(job.folder / SETTINGS, yaml.safe_dump(tree, sort_keys=False))
         return job
 
@@ -276,8 +277,7 @@ class Searcher:
             if best is None:
                 raise UserError("no trial has finished", str(self.folder), "see search.md")
             lines = result.verdict()
-            tuned = changed(self.settings, best.overrides)
-            tuned._origins = self.settings.origins | dict.fromkeys(best.overrides, "tune")
+            tuned = self.settings.replaced(best.overrides, "tune")
             comments = [f"# Searched on {card}: {line}" for line in lines]
             write_text(OUTPUT, "\n".join([*comments, tuned.to_yaml()]))
         print("\n".join([*lines, f"{self.folder / 'search.md'}: every trial"]))

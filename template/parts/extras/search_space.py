@@ -12,8 +12,8 @@ from typing import Any
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 from ..config import Settings
-from ..engine.settings.sources import ALIASES, Sources
-from .trials import Overrides, changed
+from ..engine.settings.sources import Sources
+from .trials import Overrides
 
 Distribution = CategoricalDistribution | FloatDistribution | IntDistribution
 Space = dict[str, Distribution]
@@ -32,70 +32,62 @@ def parse(words: str, settings: Settings) -> Space:
 
     settings: the values of the other keys. Raises `UserErrors` with all errors.
     """
-    given = Sources(Settings)
+    sources = Sources(Settings)
     space = Space()
     for word in words.split():
-        parse_word(word, settings, given, space)
+        parse_word(word, settings, sources, space)
     if not words.split():
-        given.add_error("nothing to search", FLAG, "write KEY=LOW..HIGH or KEY=VALUE,VALUE")
-    given.reject()
+        sources.add_error("nothing to search", FLAG, "write KEY=LOW..HIGH or KEY=VALUE,VALUE")
+    sources.reject()
     return space
 
 
-def parse_word(word: str, settings: Settings, given: Any, space: Space) -> None:
+def parse_word(word: str, settings: Settings, sources: Sources[Settings], space: Space) -> None:
     """Add one key to the space, or note its errors."""
     key, _, text = word.partition("=")
-    name = ALIASES.get(key, key)
-    known = given.settings.get(name)
-    obstacle = obstacle_to(name, space)
-    if known and "." not in name:
-        obstacle = obstacle or "it is not a setting in a section"
+    obstacle = obstacle_to(key, space)
     if obstacle:
-        given.add_error(f"{key} cannot be searched", FLAG, obstacle)
+        sources.add_error(f"{key} cannot be searched", FLAG, obstacle)
         return
 
     low, dots, high = text.partition("..")
-    is_range = bool(dots) and not (known and known.allowed == "text")  # a path may have two dots
-    parts = (low, high) if is_range else text.split(",")
-    pairs = build_values(given, key, name, parts)
-    if not pairs:
+    setting = sources.settings.get(key)
+    is_text = setting is not None and setting.annotation is str  # a path may have two dots
+    is_range = bool(dots) and not is_text
+    values = read_values(sources, key, (low, high) if is_range else text.split(","))
+    if not values:
         return
-    raw = [as_given for as_given, _ in pairs]
-    values = [value for _, value in pairs]
     if is_range and is_increasing(values):
-        space[name] = between(*values)
+        space[key] = between(*values)
     elif is_range:
         remedy = "use two numbers, the smaller one first"
-        given.add_error(f"{word} is not a range", FLAG, remedy)
+        sources.add_error(f"{word} is not a range", FLAG, remedy)
     elif len({repr(value) for value in values}) < 2:
         remedy = f"write {key}=LOW..HIGH or {key}=VALUE,VALUE"
-        given.add_error(f"{word} has only one value", FLAG, remedy)
+        sources.add_error(f"{word} has only one value", FLAG, remedy)
     else:
-        space[name] = CategoricalDistribution(list(dict.fromkeys(raw)))
+        space[key] = CategoricalDistribution(list(dict.fromkeys(values)))
     # Report conflicts of a single key here; conflicts of several keys end their trial.
-    for value in raw:
-        for what, _, remedy in changed(settings, {name: value}).conflicts():
-            given.add_error(what, FLAG, remedy)
+    for value in values:
+        for what, _, remedy in settings.replaced({key: value}, FLAG).conflicts():
+            sources.add_error(what, FLAG, remedy)
 
 
-def build_values(given: Any, key: str, name: str, texts: Sequence[str]) -> list[tuple[Any, Any]]:
-    """Return each value as given and as validated; an empty list if one of them is invalid."""
-    num_errors = len(given.errors)
-    layers = [given.text(key, text, FLAG) for text in texts]
-    built = [given.build(layer) for layer in layers]
-    if len(given.errors) > num_errors or name not in given.settings:
+def read_values(sources: Sources[Settings], key: str, texts: Sequence[str]) -> list[Any]:
+    """Return the values; an empty list if one of them is invalid."""
+    layers = [sources.check({key: text}, FLAG) for text in texts]
+    if not all(layers):
         return []
-    pairs = []
-    for layer, settings in zip(layers, built, strict=True):
-        pairs.append((layer[name].value, settings.value(name)))
-    return pairs
+    return [sources.build(layer, FLAG).value(key) for layer in layers]
 
 
-def obstacle_to(name: str, space: Space) -> str:
+def obstacle_to(key: str, space: Space) -> str:
     """Return why a setting cannot be searched; empty if it can."""
-    if name in FIXED:
-        return FIXED[name]
-    if name in space:
+    if key in FIXED:
+        return FIXED[key]
+    if key in ("phases", "profiles"):
+        return "it is not a setting in a section"
+    if key in space:
         return "it occurs twice"
     return ""
 

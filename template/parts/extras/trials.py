@@ -22,6 +22,7 @@ from ..engine.compute.gpus import Card, this_card
 from ..engine.errors import UserError
 from ..engine.files import read_json
 from ..engine.log.record import Record
+from ..engine.settings.config import put
 
 if TYPE_CHECKING:
     from ..engine.settings.config import Settings
@@ -69,7 +70,7 @@ class Trials:
             "data.path": str(store.absolute()),
             "monitor.progress": False,
         }
-        self.settings = changed(settings, fixed)
+        self.settings = settings.replaced(fixed, "trial")
         self.window = WINDOW if gpu else 1
 
     def __call__(self, overrides: Overrides, warmup: int, steps: int) -> dict[str, Any]:
@@ -88,7 +89,7 @@ class Trials:
             **overrides,
         }
         loader = values.pop(LOADER, "own")
-        tree = replaced(self.settings.resolved(), values)
+        tree = put(self.settings.resolved(), values)
         with tempfile.TemporaryDirectory(prefix="trial-") as name:
             folder = Path(name)
             start_time = time.time()
@@ -209,22 +210,6 @@ def spread(values: list[float]) -> dict[str, float]:
     if len(values) > 1:
         tenths = quantiles(values, n=10, method="inclusive")
     return {"median": median(values), "p10": tenths[0], "p90": tenths[-1]}
-
-
-def changed(settings: Settings, overrides: Overrides) -> Settings:
-    """Return the settings with some values replaced, by dotted key."""
-    return type(settings).model_validate(replaced(settings.resolved(), overrides))
-
-
-def replaced(tree: dict[str, Any], overrides: Overrides) -> dict[str, Any]:
-    """Replace values in a tree by dotted key, in place."""
-    for key, value in overrides.items():
-        *sections, name = key.split(".")
-        place = tree
-        for section in sections:
-            place = place[section]
-        place[name] = value
-    return tree
 
 
 if __name__ == "__main__":

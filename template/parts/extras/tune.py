@@ -21,7 +21,7 @@ from ..engine.compute.gpus import Card
 from ..engine.errors import UserError
 from ..engine.files import replacing, write_text
 from ..engine.log.report import tidy
-from ..measure.trials import Failed, Overrides, Trials, card_here, changed
+from ..measure.trials import Failed, Overrides, Trials, card_here
 
 if TYPE_CHECKING:
     from ..config import Settings
@@ -77,7 +77,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     settings = "search settings with a lower validation loss, in complete trainings"
     space = f"{settings}: KEY=LOW..HIGH or KEY=VALUE,VALUE"
-    add("--search", nargs="+", metavar="KEY=VALUES", help=space)
+    add("--search", nargs="+", action="extend", metavar="KEY=VALUES", help=space)
     add("--trials", type=int, metavar="N", help="trials of --search (default: 20)")
 
 
@@ -109,8 +109,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
         tuner.bar.close()
 
     lines = [f"# Tuned on {card.name}: {line}" for line in tuner.lines]
-    tuned = changed(configured, tuner.chosen)
-    tuned._origins = configured.origins | dict.fromkeys(tuner.chosen, "tune")
+    tuned = configured.replaced(tuner.chosen, "tune")
     write_text(OUTPUT, "\n".join([*lines, tuned.to_yaml()]))
     if tuner.chosen:
         print(f"{OUTPUT}: train --config {OUTPUT}")
@@ -141,29 +140,26 @@ def check(arguments: argparse.Namespace, minutes: float) -> None:
 def tune(tuner: Tuner, arguments: argparse.Namespace, store: Store, card: Card) -> None:
     """Tune one knob after the other."""
     from .. import dataset
-    from ..engine.data.loader import Loader
 
     samples: Any = dataset.Samples(store, tuner.settings, "train")
     for knob in arguments.knobs or KNOBS:
         if knob == "batch_size":
             tuner.batch_size(len(samples))
         else:
-            present = changed(tuner.settings, tuner.chosen)
-            tuner.knob(knob, list(options(knob, present, Loader.WITHOUT_EFFECT, card)))
+            present = tuner.settings.replaced(tuner.chosen, "tune")
+            tuner.knob(knob, list(options(knob, present, card)))
     tuner.confirm_all()
 
 
-def options(
-    knob: str, settings: Settings, without: tuple[str, ...], card: Card
-) -> Iterator[Overrides]:
-    """Yield the options of a knob; none if it has no effect with loader, device or settings."""
+def options(knob: str, settings: Settings, card: Card) -> Iterator[Overrides]:
+    """Yield the options of a knob; none if loader, device or settings do not have it."""
     from ..engine.compute.optimization import compiles
 
-    if knob == "workers" and "num_workers" not in without:
+    if knob == "workers" and "data.num_workers" in settings.origins:
         for number in (0, 1, 2, 4, 8, 12, 16):
             if number <= (os.cpu_count() or 1):
                 yield {"data.num_workers": number}
-    if knob == "chunk_size" and "chunk_size_gb" not in without:
+    if knob == "chunk_size" and "data.chunk_size_gb" in settings.origins:
         for size in ("auto", 0.25, 1.0, 4.0):
             yield {"data.chunk_size_gb": size}
     if knob == "compile_mode" and compiles(settings, card.capability)[0]:

@@ -22,7 +22,7 @@ from pydantic import Field
 
 from ..engine.log.record import Row
 from ..engine.log.report import show, table
-from ..engine.settings.config import Section, defaults
+from ..engine.settings.config import Section
 
 if TYPE_CHECKING:
     import torch
@@ -65,12 +65,8 @@ class Watch(Section):
     """Settings of the monitoring of the machine."""
 
     every_seconds: float = Field(10.0, ge=0)
-
-
-class Sections(Section):
-    """The section of config.yaml that belongs to this hook."""
-
-    watch: Watch = defaults(Watch)
+    """Seconds between two samples of GPU, CPU and memory for system.csv and alerts. 0 turns both
+    off."""
 
 
 class Hook:
@@ -83,7 +79,8 @@ class Hook:
     def start(self, run: Run) -> None:
         """Start to sample, and catch the first batch."""
         project = run.project
-        self.every = project.settings.watch.every_seconds
+        settings: Any = project.settings
+        self.every = settings.watch.every_seconds
         if not project.distributed.is_main or not self.every:
             return
         self.watches = True

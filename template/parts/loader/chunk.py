@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ..interfaces import Batch, Spans
-from ..settings.config import LoaderSettings
+from ..settings.loader import LoaderSettings
 from .chunks import Chunks
 from .hdf5 import hdf5_arrays
 from .order import Order
@@ -30,7 +30,6 @@ from .store import Store
 class Loader:
     """The loader `chunk`; `interfaces.Loader` describes its methods."""
 
-    WITHOUT_EFFECT = ("num_workers", "prefetch_factor", "persistent_workers")
     stall_seconds = 0.0
 
     def __init__(

@@ -73,7 +73,6 @@ class Reader(Dataset[Any]):
 class Loader:
     """The loader `dataloader`; `interfaces.Loader` describes its methods."""
 
-    WITHOUT_EFFECT = ("chunk_size_gb", "resident")
     stall_seconds = 0.0
 
     def __init__(

@@ -30,8 +30,6 @@ FRACTION = 0.5  # of the GPU memory that a step leaves free: the most for `data.
 class Loader:
     """The loader `memmap`; `interfaces.Loader` describes its methods."""
 
-    WITHOUT_EFFECT = ("num_workers", "prefetch_factor", "persistent_workers", "chunk_size_gb")
-
     def __init__(
         self, samples: Any, store: Store, settings: Any, order: Order, device: torch.device
     ):

@@ -10,23 +10,21 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..settings.config import Auto, Section, defaults
+from ..settings.config import Auto, Section
 
 # Names in the environment whose values are never shown.
 SECRET = re.compile("KEY|TOKEN|PASSWORD|SECRET|UR[IL]")
 
 
-class Options(Section):
+class Server(Section):
     """Where a tracking server keeps the runs."""
 
     project: str = ""
+    """W&B project, or MLflow experiment, that contains the runs. "" uses the package's name."""
+
     offline: bool | Auto = "auto"
-
-
-class ServerSections(Section):
-    """The section of config.yaml that belongs to a tracker with a server."""
-
-    tracker: Options = defaults(Options)
+    """true: nothing leaves this machine. auto: true if the environment has no WANDB_API_KEY, or no
+    MLFLOW_TRACKING_URI."""
 
 
 class Guarded:

@@ -12,9 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ..files import read_json, write_json
-from .tracking import Guarded, ServerSections
-
-Sections = ServerSections  # of config.yaml
+from .tracking import Guarded
 
 IDENTITY = "tracker.json"
 LOCAL = "sqlite:///mlflow.db"

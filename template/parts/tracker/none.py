@@ -6,12 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..settings.config import Section
-
-
-class Sections(Section):
-    """The tracker's section of config.yaml; there is none."""
-
 
 class Tracker:
     """Receives every record that is written to the run folder, and does nothing with it."""

@@ -5,12 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from ..settings.config import Section
 from .tracking import Guarded
-
-
-class Sections(Section):
-    """The tracker's section of config.yaml; TensorBoard needs none."""
 
 
 class Tracker(Guarded):

@@ -13,9 +13,7 @@ from typing import Any
 from uuid import uuid4
 
 from ..files import read_json, write_json
-from .tracking import Guarded, ServerSections
-
-Sections = ServerSections  # of config.yaml
+from .tracking import Guarded
 
 IDENTITY = "tracker.json"
 FINISH_SECONDS = 60  # what is not sent by then stays in the folder, for `wandb sync`

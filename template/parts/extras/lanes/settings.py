@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from .. import settings as workload
-from ..engine.settings.config import Natural, Section, defaults
+from ..engine.settings.config import Natural
 
 if TYPE_CHECKING:
     from ..engine.data.order import Order
@@ -23,16 +23,16 @@ class Data(workload.Data):
 
     # mypy does not want a wider type in a subclass.
     order: Literal["auto", "full", "block", "time", "lanes"] = "auto"  # type: ignore[assignment]
+    """Order of the training windows. full: shuffle all. block: shuffle within blocks, for files
+    larger than memory. time: keep the stored order. lanes: keep the order of time and carry the
+    hidden state from window to window. auto: full for up to 33 million windows, otherwise block."""
+
     stride: Natural = 0
+    """Rows between two samples of a lane if `order` is lanes. 0 uses the history length, so that no
+    row is seen twice."""
 
 
-class Sections(Section):
-    """The section `data`, with the order `lanes`."""
-
-    data: Data = defaults(Data)
-
-
-def orders(settings: Sections | None, history: int) -> dict[str, Callable[..., Order]]:
+def orders(settings: Any, history: int) -> dict[str, Callable[..., Order]]:
     """Return the order by its name in `data.order`. history: rows, the default of the stride."""
     from ..engine.data.lanes import Lanes
 

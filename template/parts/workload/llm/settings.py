@@ -7,30 +7,32 @@ from typing import Literal, NamedTuple
 
 from pydantic import Field
 
-from .engine.settings.config import (
-    BatchSize,
-    BelowOne,
-    LoaderSettings,
-    Natural,
-    Positive,
-    Section,
-    defaults,
-)
+from .engine.settings import config
+from .engine.settings.config import BelowOne, Natural, Positive, Section
+from .engine.settings.loader import LoaderSettings
 
 WORKLOAD = "llm"
 """Stored in each prepared dataset; a project with another workload rejects the dataset."""
-
-LEARNING_RATE = 1e-3
-"""The default of optimizer.learning_rate, which depends on the model; 6e-4 suits `small`."""
 
 
 class Data(LoaderSettings):
     """Where the dataset is, how it is cut into blocks, and how they reach the device."""
 
-    batch_size: BatchSize = 32
+    batch_size: Positive = 32
+    """Blocks per micro-batch. Larger batches use the GPU better and need more memory. Adjust the
+    learning rate when you change this."""
+
     order: Literal["auto", "full", "block", "time", "random_start"] = "auto"
+    """Order of the training blocks. full: shuffle all. random_start: also cut the text into other
+    blocks in each epoch. block: shuffle within `shuffle_block` blocks, for files larger than
+    memory. time: keep the stored order. auto: full for up to 33 million blocks, otherwise block."""
+
     block_size: Positive = 128
+    """Tokens that the model sees at once. The time of attention grows with its square. A change
+    needs no new `prepare`."""
+
     sample_mb: float = Field(12.0, gt=0)
+    """MB of the Python standard library's source text to train on if nothing was prepared."""
 
 
 class Size(NamedTuple):
@@ -54,16 +56,46 @@ class Model(Section):
     """A decoder-only transformer."""
 
     size: Literal["tiny", "small", "medium", "large"] = "tiny"
+    """tiny: 0.8M parameters, for a CPU. small 124M, medium 355M and large 774M are GPT-2's sizes;
+    its paper calls the first two 117M and 345M."""
+
     layers: Natural = 0
+    """Transformer blocks. 0 uses the number of `size`."""
+
     heads: Natural = 0
+    """Attention heads of a block. They divide the width evenly, and 64 numbers per head suit tensor
+    cores. 0 uses the number of `size`."""
+
     width: Natural = 0
+    """Numbers that represent a token. Parameters and time grow with the square of the width. 0 uses
+    the width of `size`."""
+
     positions: Literal["rotary", "learned"] = "rotary"
+    """rotary: angles, for texts of any length. learned: GPT-2's table of positions, for up to
+    `context` tokens."""
+
     context: Positive = 1024
+    """Rows of the table of positions: the largest `block_size` that the model can ever have. No
+    effect on rotary."""
+
     norm: Literal["layer", "rms"] = "layer"
+    """layer: LayerNorm. rms: RMSNorm, which does not subtract the mean."""
+
     bias: bool = False
+    """Biases in linear layers and norms, as in GPT-2. Without them the model is a little faster and
+    no worse."""
+
     dropout: BelowOne = 0.0
+    """Fraction of the activations that dropout removes. 0 is best while no text repeats, 0.1 to 0.2
+    for many epochs."""
+
     vocabulary: Natural = 0
+    """Tokens that the model distinguishes, rounded up to a multiple of 64. 0 uses the number in the
+    data."""
+
     chunked_loss: bool = True
+    """Compute the logits of a large vocabulary in chunks, which saves gigabytes of memory. false:
+    all at once, for comparison."""
 
     @property
     def shape(self) -> Size:
@@ -92,8 +124,8 @@ def _given(model: Model) -> list[str]:
     ]
 
 
-class Sections(Section):
+class Sections(config.Settings):
     """The sections of config.yaml that belong to this workload."""
 
-    data: Data = defaults(Data)
-    model: Model = defaults(Model)
+    data: Data
+    model: Model

@@ -97,7 +97,7 @@ def assemble(settings: Settings, distributed: Distributed, store: Store) -> Proj
 
 def convert_to_fp8(model: Any, emulate: bool) -> tuple[str, str]:
     """Make layers of the model multiply in fp8. Raises `UserError` if the project has no fp8."""
-    for module in discover("engine/compute", "convert"):
+    for module in discover("engine.compute", "convert"):
         return f"{module.convert(model, emulate)} layers", module.WHEN
     remedy = "choose auto, or run `copier update --defaults -r :current: -d precision=fp8`"
     raise UserError("this project was made without fp8", "training.precision fp8", remedy)

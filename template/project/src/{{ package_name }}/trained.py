@@ -33,10 +33,8 @@ def add_flags(parser: argparse.ArgumentParser, split: bool = True, output: str =
     add("--run", "--run-name", type=typed_run, metavar="RUN", help=run_help)
     which = "which checkpoint to load (default: best)"
     add("--checkpoint", choices=["best", "last"], default="best", help=which)
-    weights = ["trained", *averages()]
-    if len(weights) > 1:
-        which = "which weights to load (default: trained)"
-        add("--weights", choices=weights, default="trained", help=which)
+    which = "which weights to load: trained, or those of a hook (default: trained)"
+    add("--weights", default="trained", metavar="NAME", help=which)
     if split:
         splits = ["train", "validation", "test"]
         add("--split", choices=splits, help="which split to use (default: test)")
@@ -106,14 +104,17 @@ def open_run(
 
 def load_weights(checkpoint: Checkpoint, saved: State, weights: str) -> None:
     """Load a checkpoint's weights, or those that a hook stored in it."""
-    hook = averages().get(weights)
-    if hook is None:
+    if weights == "trained":
         checkpoint.restore(saved, ["model"])
         return
+    hooks = averages()
+    if weights not in hooks:
+        remedy = f"choose one of {', '.join(['trained', *hooks])}"
+        raise UserError(f"no hook has weights {weights!r}", "--weights", remedy)
     states: dict[str, Any] = {}
     checkpoint.parts["hooks"] = SimpleNamespace(load_state_dict=states.update)
     checkpoint.restore(saved, ["hooks", "model"])
-    hook.use(checkpoint.parts["model"], states)
+    hooks[weights].use(checkpoint.parts["model"], states)
 
 
 # --- predictions

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from ..engine.errors import UserError
 from ..engine.files import lock
 from ..engine.runs import find_run, new_run, typed_run
-from ..engine.settings.config import Sourced
 
 if TYPE_CHECKING:
     from ..engine.compute.distributed import Distributed
@@ -220,7 +219,8 @@ def within(
 
     origin = f"--minutes {minutes:g}"
     fraction *= settings.evaluation.fraction
-    return settings.lasting(steps, origin, {"evaluation.fraction": Sourced(fraction, origin)})
+    planned = {"training.max_steps": steps, "evaluation.fraction": fraction}
+    return settings.replaced(planned, origin)
 
 
 def measure_pace(
@@ -237,7 +237,7 @@ def measure_pace(
     from ..engine.run.session import Session
     from ..train import train as train_run
 
-    trial = settings.lasting(MOST_STEPS, "--minutes")
+    trial = settings.replaced({"training.max_steps": MOST_STEPS}, "--minutes")
     with (
         TemporaryDirectory() as folder,
         redirect_stdout(io.StringIO()),

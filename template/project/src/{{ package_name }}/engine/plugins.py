@@ -1,34 +1,21 @@
-"""Discovers commands, hooks and optional modules by the names that their files define.
-
-Files are parsed, not imported: an import could load torch, which takes seconds.
-"""
+"""Finds the modules of `commands/` and `hooks/`; a file in these folders needs no other entry."""
 
 from __future__ import annotations
 
-from functools import cache
 from importlib import import_module
-from pathlib import Path
-from symtable import symtable
+from pkgutil import iter_modules
 from types import ModuleType
 
-PACKAGE = Path(__file__).parents[1]
+PACKAGE = __name__.partition(".")[0]
 
 
-@cache
-def discover(folder: str, name: str) -> list[ModuleType]:
-    """Return the modules of a folder that define `name`, in the order of their file names.
-
-    Only these modules are imported. Example: `discover("hooks", "Hook")`.
-    """
-    modules = []
-    for file in sorted((PACKAGE / folder).glob("[!_]*.py")):
-        source = file.read_text(encoding="utf-8")
-        if name in source and name in definitions(source):
-            modules.append(import_module(f"..{folder.replace('/', '.')}.{file.stem}", __package__))
-    return modules
+def names(folder: str) -> list[str]:
+    """Return the name of every module in a folder of this package, such as `hooks`."""
+    path = import_module(f"{PACKAGE}.{folder}").__path__
+    return sorted(module.name for module in iter_modules(path) if module.name[0] != "_")
 
 
-def definitions(source: str) -> set[str]:
-    """Return the names of classes, functions and variables at the top level of a module."""
-    symbols = symtable(source, "", "exec").get_symbols()
-    return {symbol.get_name() for symbol in symbols if symbol.is_assigned()}
+def discover(folder: str, attribute: str) -> list[ModuleType]:
+    """Import a folder's modules; return those that have an attribute, such as the class `Hook`."""
+    modules = [import_module(f"{PACKAGE}.{folder}.{name}") for name in names(folder)]
+    return [module for module in modules if attribute in vars(module)]

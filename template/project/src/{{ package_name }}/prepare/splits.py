@@ -84,7 +84,7 @@ def print_summary(
 
     columns: name, type, lowest, highest and missing values of each.
     """
-    from ..engine.data.loader import Loader
+    from ..settings import Data
 
     for column in columns:
         print("  {:24.24}{:>10}{:>14}{:>14}{:>10}".format(*column))
@@ -102,7 +102,7 @@ def print_summary(
         f"size:       {size / 1e6:,.1f} MB of data; "
         f"this machine has {memory / 1e9:,.0f} GB of memory"
     )
-    if size > memory and "chunk_size_gb" in Loader.WITHOUT_EFFECT:
+    if size > memory and "chunk_size_gb" not in Data.model_fields:
         command = "copier update --defaults -r :current: -d loader=chunk"
         print(f"note: the data are larger than memory: change the loader: {command}")
     if dry_run:

@@ -10,8 +10,9 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import yaml
+
 from ..errors import UserError
-from ..settings.yaml_text import read_yaml
 
 if TYPE_CHECKING:
     import torch
@@ -80,7 +81,8 @@ def this_card(device: torch.device | None = None) -> Card:
 @cache
 def table() -> dict[str, Gpu]:
     """Return every GPU of the table by its key."""
-    rows: Any = read_yaml(TABLE)
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast with libyaml
+    rows: Any = yaml.load(TABLE.read_text(encoding="utf-8"), loader)
     return {key: Gpu(key, **row) for key, row in rows.items()}
 
 

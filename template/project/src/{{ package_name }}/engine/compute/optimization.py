@@ -23,18 +23,19 @@ COMPILE_CAPABILITY = (8, 0)
 CUDA_GRAPHS = ("reduce-overhead", "max-autotune")  # compile modes that record CUDA graphs
 
 
-def set_deterministic(enabled: bool, cudnn_benchmark: bool) -> None:
+def set_deterministic(setting: bool | str, cudnn_benchmark: bool) -> None:
     """Make runs deterministic: an operation without a deterministic form raises an error.
 
-    It costs some percent of speed. `warn_only` is not used, because a warning makes nothing
-    deterministic. TF32 is deterministic, and stays as the precision sets it.
+    With `warn` it prints a warning. Both cost some percent of speed. TF32 is deterministic, and
+    stays as the precision sets it.
     """
+    enabled = bool(setting)
     if enabled:
         # cuBLAS and cuDNN's LSTM require it.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     # This call loads the compiler, which takes seconds, so it is made only to change something.
     if enabled != torch.are_deterministic_algorithms_enabled():
-        torch.use_deterministic_algorithms(enabled)
+        torch.use_deterministic_algorithms(enabled, warn_only=setting == "warn")
     torch.backends.cudnn.deterministic = enabled
     # cuDNN times its kernels for each shape. That pays off for fixed shapes only, and the next run
     # may choose another kernel.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
 from ..files import read_lines
@@ -152,8 +152,9 @@ def out_of_memory(
     if not training.gradient_checkpointing:
         cost = "(half of the activations, forward runs twice)"
         steps.append(f"--training.gradient_checkpointing true {cost}")
-    if settings.data.chunk_size_gb != "auto":
-        steps.append(f"--data.chunk_size_gb {settings.data.chunk_size_gb * 0.8:.2f}")
+    chunk_size: Any = getattr(settings.data, "chunk_size_gb", "auto")  # of the loader `chunk`
+    if chunk_size != "auto":
+        steps.append(f"--data.chunk_size_gb {chunk_size * 0.8:.2f}")
     steps.append("--profile low_memory")
 
     where = "this machine"

@@ -114,9 +114,7 @@ class Project:
             measured = f"{count:,} of {length:,} samples, the same ones each time"
             note = f"validation on {count / length:.1%} of the split"
             notes.append(f"{note}: {measured}; `evaluate` uses all of them")
-        unused = [f"data.{name}" for name in loader.WITHOUT_EFFECT]
-        why = "this project's loader does not use it"
-        return notes + self.settings.without_effect(unused, why)
+        return notes
 
 
 def keep_options(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:

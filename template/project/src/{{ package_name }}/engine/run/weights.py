@@ -77,9 +77,7 @@ def load_initial(project: Project, restored: bool) -> list[str]:
     """
     settings = project.settings
     place = settings.training.init_from
-    if restored:
-        return settings.without_effect([INIT_FROM], "the run resumes from its own checkpoint")
-    if not place:
+    if restored or not place:
         return []
 
     path, tensors, skipped = read_weights(place, project)

@@ -1,174 +1,237 @@
-"""Typed sections of settings, and the sections that every project has.
+"""What a setting is, and the sections that every project has. Nothing here imports torch.
 
-`config.py` adds the sections of the workload, the tracker, commands and hooks. The comments in
-`config.yaml` explain each setting, and `train --help` prints them. Nothing here imports torch,
-numpy or h5py, so that help and errors are fast.
+`config.py` lists the sections of this project. The text below a setting is its description in
+`config.yaml` and in `train --help`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cache
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import product
 from operator import attrgetter
 from types import UnionType
-from typing import (
-    TYPE_CHECKING,
-    Annotated,
-    Any,
-    Literal,
-    NamedTuple,
-    TypeVar,
-    Union,
-    cast,
-    get_args,
-    get_origin,
-)
+from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
 
+import yaml
 from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
-    PrivateAttr,
     ValidationInfo,
     field_validator,
 )
+from pydantic.fields import FieldInfo
 
 from ..errors import UserError
-from .yaml_text import annotated_yaml
-
-S = TypeVar("S", bound="Section")
-SettingsT = TypeVar("SettingsT", bound="Settings")
 
 Conflicts = Iterator[tuple[str, list[str], str]]
-"""Settings that conflict with each other: what is wrong, their keys, and what to do."""
+"""Settings that conflict with each other: what is wrong, their keys, and the remedy."""
 
 
 class Section(BaseModel):
-    """A group of settings. Unknown keys, nan and infinity are rejected; values cannot change."""
+    """A group of settings, each with a default and a description below it.
+
+    Every value arrives as a text, from files, the environment and flags alike; the type of the
+    setting decides what it means. Nan and infinity are rejected, and values cannot change.
+    """
 
     model_config = ConfigDict(
-        extra="forbid", allow_inf_nan=False, frozen=True, validate_default=True, defer_build=True
+        extra="forbid",
+        allow_inf_nan=False,
+        defer_build=True,
+        frozen=True,
+        use_attribute_docstrings=True,
     )
 
     @field_validator("*", mode="before")
     @classmethod
-    def _refuse_bool_as_number(cls, value: object, info: ValidationInfo) -> object:
-        # Python counts True as 1, so that `epochs: yes` would train for one epoch.
+    def _read_none(cls, value: object, info: ValidationInfo) -> object:
         kind = cls.model_fields[info.field_name or ""].annotation
-        if isinstance(value, bool) and bool not in (kind, *get_args(kind)):
-            raise ValueError("a yes or no is not a number")
+        if value in ("", "null") and type(None) in get_args(kind):
+            return None
         return value
 
     def conflicts(self) -> Conflicts:
         """Yield the conflicts between settings."""
-        for name in type(self).model_fields:
-            section = getattr(self, name)
-            if isinstance(section, Section):
-                yield from section.conflicts()
-
-
-def defaults(model: type[S]) -> S:
-    """Make a field that holds a section with the default of each setting."""
-    # pydantic makes a `model` of {} only with the settings, so `--help` does not wait for it.
-    return Field(cast(S, {}))
-
-
-def separated(value: object) -> object:
-    """Return a list; a flag gives it as a text with commas."""
-    if isinstance(value, str):
-        return value.replace(",", " ").split()
-    return value or ()
+        yield from ()
 
 
 # --- kinds of values
 
+
+def separated(value: object) -> object:
+    """Return a list; a flag gives it as a text with commas."""
+    return value.strip("[]").replace(",", " ").split() if isinstance(value, str) else value
+
+
+def number(value: object) -> object:
+    """Read `1e3` for an integer, too. Refuse `1_000`, which is a text in other programs."""
+    if not isinstance(value, str):
+        return value
+    if "_" in value:
+        raise ValueError("a number has no underscores")
+    return float(value)
+
+
 Auto = Literal["auto"]
 """A value that is chosen at the start of a run; the start-up report names the choice."""
 
-Positive = Annotated[int, Field(ge=1)]
-Natural = Annotated[int, Field(ge=0)]
-UpToOne = Annotated[float, Field(gt=0, le=1)]
-Factor = Annotated[float, Field(ge=0, le=1)]
-BelowOne = Annotated[float, Field(ge=0, lt=1)]
-BatchSize = Positive
+Number = BeforeValidator(number)
+Positive = Annotated[int, Number, Field(ge=1)]
+Natural = Annotated[int, Number, Field(ge=0)]
+UpToOne = Annotated[float, Number, Field(gt=0, le=1)]
+Factor = Annotated[float, Number, Field(ge=0, le=1)]
+BelowOne = Annotated[float, Number, Field(ge=0, lt=1)]
 Names = Annotated[tuple[str, ...], BeforeValidator(separated)]
-Precision = Literal["auto", "fp32", "tf32", "fp16", "bf16", "fp8"]
 CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 
 
 # --- the sections that every project has
 
 
-class LoaderSettings(Section):
-    """Where the samples are, in which order they come and how they reach the device."""
+class Data(Section):
+    """Where the samples are, and in which order they come; each loader adds settings."""
 
     path: Annotated[str, Field(min_length=1)] = "data"
-    batch_size: BatchSize = 32
+    """Folder that `prepare` writes. If nothing was prepared there, training uses example data and
+    prints a note."""
+
+    batch_size: Positive = 32
+    """Samples per micro-batch. Larger batches use the GPU better and need more memory. Adjust the
+    learning rate when you change this."""
+
     order: str = "auto"  # each workload says which it has
+    """Order of the training samples."""
+
     fraction: UpToOne = 1.0
+    """Fraction of the training samples (a fixed subset). Validation and test are unaffected. Use
+    0.1 for a quick, fair trial."""
+
     shuffle_block: Positive = 8192
-    num_workers: Annotated[int, Field(ge=0, le=256)] | Auto = "auto"
+    """Samples that are shuffled together if `order` is block. Larger values mix better; smaller
+    values read more locally."""
+
     pin_memory: bool = True
-    prefetch_factor: Annotated[int, Field(ge=1, le=64)] = 2
-    persistent_workers: bool = True
-    resident: bool | Auto = "auto"
-    chunk_size_gb: Annotated[float, Field(gt=0)] | Auto = "auto"
+    """Pinned host memory lets copies to the GPU overlap with computation. It costs host memory and
+    has no effect on a CPU."""
 
 
 class Training(Section):
     """How long, in which precision, and what a step is made of."""
 
-    precision: Precision = "auto"
+    precision: Literal["auto", "fp32", "tf32", "fp16", "bf16", "fp8"] = "auto"
+    """auto: bf16 on GPUs with compute capability 8.0 or higher, fp16 on 7.x, fp32 on other GPUs and
+    on a CPU. Or set fp32, tf32, fp16, bf16, or fp8 if the project was made with it."""
+
     fp8_emulation: bool = False
+    """Round as fp8 does on any device. This is slow, and only for tests without such a GPU. No
+    effect unless `precision` is fp8."""
+
     epochs: Positive = 10
+    """Passes over the training samples. The schedule spans the whole run, so this setting changes
+    every step."""
+
     max_steps: Natural = 0
+    """Length of the run in optimizer steps. 0 uses `epochs` instead."""
+
     gradient_accumulation_steps: Positive = 1
-    gradient_clip: Annotated[float, Field(ge=0)] = 1.0
+    """Micro-batches per optimizer step. Larger values give a larger batch in the same memory, but
+    each step takes longer."""
+
+    gradient_clip: Annotated[float, Number, Field(ge=0)] = 1.0
+    """Largest norm of all gradients together. Clipping prevents single steps that ruin the weights.
+    0 turns it off."""
+
     gradient_checkpointing: bool = False
+    """Activation checkpointing: compute a block's activations again in the backward pass instead of
+    storing them. This needs less memory, and each step takes longer."""
+
     cudnn_benchmark: bool = False
+    """Let cuDNN time its convolution algorithms first. This is faster for fixed shapes only, slower
+    if shapes change, and never deterministic. No effect on a model without convolutions."""
+
     init_from: str = ""
+    """Initial weights of a new run: a run, a checkpoint, a safetensors file or folder, or a file of
+    torch.save. Tensors that match by name and shape are loaded. "" starts from fresh weights."""
+
     freeze: Names = ()
+    """Name patterns of the weights to freeze, for example [embedding.*, "*.bias"]. A phase can
+    override the list. [] trains all weights."""
 
 
 class Compile(Section):
     """torch.compile, for each block of the model."""
 
     enabled: bool | Auto = "auto"
+    """Compile each block. The first step is slow, and later steps are faster. auto: on for GPUs
+    with compute capability 8.0 or higher, otherwise off. LSTMs (workloads `timeseries` and
+    `windows`) are never compiled."""
+
     mode: CompileMode = "default"
+    """default, max-autotune-no-cudagraphs, reduce-overhead or max-autotune. The last two do not
+    support gradient accumulation. No effect on an LSTM."""
+
     dynamic: bool | Auto = "auto"
+    """Compile kernels for any shape instead of one kernel per shape. auto: if shapes change. true:
+    from the start. No effect on an LSTM."""
+
     fullgraph: bool = True
+    """true: stop if the compiler would split a block, and name the place. false: split it silently,
+    which is slower. No effect on an LSTM."""
 
 
 class Evaluation(Section):
     """When the validation samples are measured."""
 
     every_steps: Natural = 0
+    """Optimizer steps between two evaluations. 0: evaluate at the end of each epoch."""
+
     patience: Natural = 0
+    """Evaluations without a better loss before the run stops early. 0 turns early stopping off."""
+
     batch_size: Natural = 0
+    """Samples per evaluation batch. Evaluation keeps nothing for a backward pass, so a larger batch
+    than in training fits. 0 uses `data.batch_size`."""
+
     fraction: UpToOne = 1.0
+    """Fraction of the validation samples that training evaluates (a fixed subset). `evaluate` uses
+    all of them."""
 
 
 class Checkpoint(Section):
     """When the state is saved."""
 
     every_steps: Natural = 0
-    keep: Annotated[int, Field(ge=2)] = 2
+    """Optimizer steps between two checkpoints. A crash loses at most this much work. 0: save at the
+    end of each epoch."""
+
+    keep: Annotated[int, Number, Field(ge=2)] = 2
+    """Newest checkpoints to keep, in addition to the best one. The minimum is 2, so that a damaged
+    checkpoint has a predecessor."""
 
 
 class Monitor(Section):
     """What is printed and written while training."""
 
     every_steps: Positive = 50
+    """Optimizer steps between two log entries. Reading the loss waits for the GPU, so small values
+    cost speed."""
+
     progress: bool | Auto = "auto"
+    """Progress bar. auto: only in a terminal."""
 
 
 class Reproducibility(Section):
     """What makes two runs equal."""
 
-    seed: Annotated[int, Field(ge=0, lt=2**32)] = 42
-    deterministic: bool = False
+    seed: Annotated[int, Number, Field(ge=0, lt=2**32)] = 42
+    """Seed of every random generator. The same seed, data and machine give the same losses on a
+    CPU; on a GPU, set `deterministic`, too."""
+
+    deterministic: bool | Literal["warn"] = False
+    """Use only operations that are bitwise reproducible. Training is slower. true: an operation
+    that cannot comply raises an error with its name. warn: it prints a warning."""
 
 
 class Phase(Section):
@@ -176,61 +239,32 @@ class Phase(Section):
 
     name: str
     steps: Positive
-    overrides: Any = None
-
-
-class Sourced(NamedTuple):
-    """A value that the user gave, and where it comes from."""
-
-    value: Any
-    origin: str
-
-
-Layer = dict[str, Sourced]
-"""The values from one source, by dotted key. In `a | b`, the values of `b` take precedence."""
-
-
-def outranks_files(origin: str) -> bool:
-    """Whether a value comes from the environment or the command line."""
-    return origin.startswith(("$", "--"))
-
-
-def nested(layer: Layer, tree: dict[str, Any]) -> dict[str, Any]:
-    """Put the values of a layer into a nested mapping; return it."""
-    for key, given in layer.items():
-        *sections, name = key.split(".")
-        branch = tree
-        for section in sections:
-            branch = branch.setdefault(section, {})
-        branch[name] = given.value
-    return tree
+    overrides: dict[str, Any] = {}
 
 
 class Settings(Section):
-    """All settings of a run. `config.load` makes them, and knows where each value came from."""
+    """All settings of a run, by section. `config.load` makes them."""
 
-    if TYPE_CHECKING:  # the workload has its own
-        data: LoaderSettings
-        model: Any
-
-    optimizer: Any = None  # these two sections are in config.py
-    schedule: Any = None
-    training: Training = defaults(Training)
-    compile: Compile = defaults(Compile)
-    evaluation: Evaluation = defaults(Evaluation)
-    checkpoint: Checkpoint = defaults(Checkpoint)
-    monitor: Monitor = defaults(Monitor)
-    reproducibility: Reproducibility = defaults(Reproducibility)
+    data: Data
+    model: Any  # these three are outside of engine/
+    optimizer: Any
+    schedule: Any
+    training: Training
+    compile: Compile
+    evaluation: Evaluation
+    checkpoint: Checkpoint
+    monitor: Monitor
+    reproducibility: Reproducibility
     phases: tuple[Phase, ...] = ()
     profiles: dict[str, Any] = {}
 
-    _origins: dict[str, str] = PrivateAttr(default_factory=dict)
-    _notes: list[str] = PrivateAttr(default_factory=list)
+    _origins: dict[str, str] = {}
+    _notes: list[str] = []
 
     @property
     def origins(self) -> dict[str, str]:
         """Where each value came from: `default`, `config.yaml`, `$SEED`, `--data.path`."""
-        return {key: self._origins.get(key, "default") for key in catalogue(type(self))}
+        return dict.fromkeys(catalogue(type(self)), "default") | self._origins
 
     @property
     def notes(self) -> list[str]:
@@ -238,7 +272,7 @@ class Settings(Section):
         return self._notes
 
     def value(self, key: str) -> Any:
-        """Return the value of a dotted key."""
+        """Return the value of a setting, such as `data.path`."""
         return attrgetter(key)(self)
 
     def resolved(self) -> dict[str, Any]:
@@ -246,28 +280,49 @@ class Settings(Section):
         return self.model_dump(mode="json")
 
     def to_yaml(self) -> str:
-        """Return `resolved()` as YAML, with the origin of each value as a comment."""
-        return "\n".join([*annotated_yaml(self.resolved(), self.origins), ""])
+        """Return all values as YAML that `load` reads, with the origin of each as a comment."""
+        lines = []
+        tree = self.resolved()
+        for key, origin in self.origins.items():
+            section, _, name = key.rpartition(".")
+            if section in tree:
+                lines.append(f"{section}:")
+                values = tree.pop(section)
+            # In a list in flow style, any value is on one line.
+            listed = yaml.safe_dump(
+                [values[name] if section else tree[name]],
+                default_flow_style=True,
+                allow_unicode=True,
+                width=10**6,
+            )
+            indent = "  " if section else ""
+            setting = f"{indent}{name}: {listed.strip()[1:-1]}"
+            lines.append(f"{setting:<42}  # {origin}")
+        return "\n".join([*lines, ""])
 
     def changed(self) -> list[dict[str, Any]]:
         """List the settings that differ from the defaults, and their origins, for env.json."""
         rows = []
-        for key, setting in catalogue(type(self)).items():
+        origins = self.origins
+        for key, field in catalogue(type(self)).items():
             value = self.value(key)
-            if key == "profiles" or value == setting.default:
+            if key == "profiles" or value == field.default:
                 continue
             if key == "phases":
                 value = self.resolved()[key]
-            origin = self.origins[key]
-            rows.append({"name": key, "value": value, "default": setting.default, "origin": origin})
+            row = {"name": key, "value": value, "default": field.default, "origin": origins[key]}
+            rows.append(row)
         return rows
 
-    def without_effect(self, keys: Iterable[str], why: str) -> list[str]:
-        """Return a note for each of `keys` that the environment or a flag sets without effect."""
-        origins = [origin for key, origin in self.origins.items() if key in keys]
-        return [f"{origin} has no effect: {why}" for origin in filter(outranks_files, origins)]
+    def replaced(self, values: Mapping[str, Any], origin: str) -> Self:
+        """Return these settings with other values, by key."""
+        tree = put(self.model_dump(exclude_unset=True), values)
+        settings = type(self).model_validate(tree)
+        settings._origins = self._origins | dict.fromkeys(values, origin)
+        settings._notes = self._notes
+        return settings
 
-    def phase(self: SettingsT, number: int) -> SettingsT:
+    def phase(self, number: int) -> Self:
         """Return the settings of phase `number`, counted from 1.
 
         They hold its overrides, and its steps as training.max_steps. Raises `UserError` if there is
@@ -278,24 +333,14 @@ class Settings(Section):
             what = f"there is no phase {number}"
             raise UserError(what, "--phase", f"the configuration has {count} phases")
         phase = self.phases[number - 1]
-        origin = f"{self.origins['phases']} phase {number}"
-        overrides = {key: Sourced(value, origin) for key, value in phase.overrides.items()}
-        return self.lasting(phase.steps, origin, overrides)
-
-    def lasting(
-        self: SettingsT, steps: int, origin: str, overrides: Layer | None = None
-    ) -> SettingsT:
-        """Return these settings with `overrides` and with `steps` as training.max_steps."""
-        layer = {**(overrides or {}), "training.max_steps": Sourced(steps, origin)}
-        tree = self.model_dump(exclude_unset=True)
-        settings = type(self).model_validate(nested(layer, tree))
-        settings._origins = self._origins | {key: given.origin for key, given in layer.items()}
-        settings._notes = self._notes
-        return settings
+        values = phase.overrides | {"training.max_steps": phase.steps}
+        return self.replaced(values, f"{self.origins['phases']} phase {number}")
 
     def conflicts(self) -> Conflicts:
-        """Yield the conflicts between settings."""
-        yield from super().conflicts()
+        """Yield the conflicts within sections and between them."""
+        for _, section in self:
+            if isinstance(section, Section):
+                yield from section.conflicts()
         mode = self.compile.mode
         graphs = self.compile.enabled and mode in ("reduce-overhead", "max-autotune")
         if graphs and self.training.gradient_accumulation_steps > 1:
@@ -309,28 +354,27 @@ class Settings(Section):
             yield what, keys, "switch one of the two off"
 
 
+def put(tree: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Put values into sections by their keys, such as `data.path`, in place."""
+    for key, value in values.items():
+        section, _, name = key.rpartition(".")
+        branch = tree.setdefault(section, {}) if section else tree
+        branch[name] = value
+    return tree
+
+
 # --- the catalogue, for help and for error lines
 
 
-class Setting(NamedTuple):
-    """One setting as `--help` and error lines need it."""
-
-    default: object
-    allowed: str
-
-
-@cache
-def catalogue(model: type[Section], prefix: str = "") -> Mapping[str, Setting]:
-    """Return every setting of `model` by its dotted key, in the order of the schema."""
-    settings: dict[str, Setting] = {}
-    for name, info in model.model_fields.items():
-        kind = info.annotation
-        key = prefix + name
-        if isinstance(kind, type) and issubclass(kind, Section):
-            settings |= catalogue(kind, f"{key}.")
-            continue
-        default = info.get_default(call_default_factory=True)
-        settings[key] = Setting(default, _allowed(kind, info.metadata))
+def catalogue(model: type[BaseModel]) -> dict[str, FieldInfo]:
+    """Return every setting by its key, such as `data.path`, in the order of the schema."""
+    settings = {}
+    for name, field in model.model_fields.items():
+        inner = getattr(field.annotation, "model_fields", None)
+        if inner is None:
+            settings[name] = field
+        else:
+            settings |= {f"{name}.{key}": setting for key, setting in inner.items()}
     return settings
 
 
@@ -339,28 +383,24 @@ KINDS = {
     float: "a number",
     bool: "true or false",
     str: "text",
-    tuple: "a list",
+    dict: "a mapping",
 }
 # pydantic's names of the limits, and how to print them.
 LIMITS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 
 
-def _allowed(annotation: Any, metadata: Sequence[object] = ()) -> str:
+def allowed(kind: Any, metadata: Iterable[Any] = ()) -> str:
     """Describe the values of a setting: `a whole number at least 0 and at most 256 or auto`."""
-    origin = get_origin(annotation)
-    arguments = get_args(annotation)
-    if origin is Annotated:
-        kind, *annotations = arguments
-        limits = [limit for info in annotations for limit in info.metadata]
-        return _allowed(kind, limits)
-    if origin in (Union, UnionType):
-        return " or ".join(_allowed(kind) for kind in arguments)
+    origin = get_origin(kind)
+    choices = get_args(kind)
     if origin is Literal:
-        *values, last = arguments
-        return f"{', '.join(values)} or {last}" if values else str(last)
-
-    bounds = []
+        return " or ".join(filter(None, [", ".join(choices[:-1]), choices[-1]]))
+    if origin is Annotated:
+        return allowed(choices[0], [limit for info in choices[2:] for limit in info.metadata])
+    if origin in (Union, UnionType):
+        return " or ".join(map(allowed, choices))
+    limits = []
     for limit, name in product(metadata, LIMITS):
         if hasattr(limit, name):
-            bounds.append(f" {LIMITS[name]} {getattr(limit, name)}")
-    return KINDS.get(origin or annotation, "a mapping") + " and".join(bounds)
+            limits.append(f" {LIMITS[name]} {getattr(limit, name)}")
+    return KINDS.get(origin or kind, "a list") + " and".join(limits)

@@ -1,72 +1,87 @@
-"""Reads settings from YAML files, the environment and flags, and checks them.
+"""Reads settings files, and checks what files, environment and flags set.
 
-Errors are collected, so that the user can fix all of them at once. Each error is one line that
-names its source. `config.py` defines which settings exist.
+Errors are collected, so that the user can fix all of them at once. Each is one line that names its
+source.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
+import yaml
 from pydantic import ValidationError
 
 from ..errors import UserError, UserErrors
-from .config import Layer, Settings, Sourced, catalogue, nested, outranks_files
-from .yaml_text import parse_scalar, read_yaml
+from .config import Settings, allowed, catalogue, put
 
-SWITCHES: dict[str, tuple[str, dict[bool, object]]] = {
-    "use_amp": ("training.precision", {False: "fp32", True: "auto"}),
-    "allow_unsafe_dataloader": ("data.num_workers", {False: 0}),
-}
-"""Names whose `true` and `false` stand for values of a setting; a missing one changes nothing."""
+S = TypeVar("S", bound=Settings)
+TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("str", "seq", "map")}
 
-# Names from older projects that are accepted in files and as flags.
-ALIASES = {
-    "data.gradient_accumulation_steps": "training.gradient_accumulation_steps",
-    "data.log_gpu_stats_every_n_batches": "monitor.every_steps",
-    "data.use_amp": "use_amp",
-    "training.use_amp": "use_amp",
-    "training.log_gpu_stats_every_n_batches": "monitor.every_steps",
-}
-OF_DATA = ("batch_size", "num_workers", "pin_memory", "prefetch_factor", "persistent_workers")
-for _name in (*OF_DATA, "chunk_size_gb"):
-    ALIASES[f"train.batch.{_name}"] = f"data.{_name}"
-    ALIASES[f"training.{_name}"] = f"data.{_name}"
 
-OBSOLETE = {
-    "use_chunk_loader": "use `copier update --defaults -r :current: -d loader=chunk` instead",
-    "empty_cache_every_n_epochs": "emptying the GPU's cache takes time and frees no memory in use",
-}
-"""Names from those projects that have no effect, and the reason."""
+# If PyYAML was built with libyaml, that is ten times as fast.
+class Loader(getattr(yaml, "CBaseLoader", yaml.BaseLoader)):  # type: ignore[misc]
+    """Reads YAML in which every value is a text, as in the environment and in flags.
 
-HINTS = {
-    "lr": "optimizer.learning_rate",
-    "workers": "data.num_workers",
-    "amp": "training.precision",
-    "clip": "training.gradient_clip",
-}
-"""Short names that are rejected, with the setting that was probably meant."""
+    The schema decides what a text means: `no` is false for a switch, and a name for a path.
+    """
+
+    def construct_object(self, node: Any, deep: bool = False) -> Any:
+        if node.tag not in TAGS:
+            problem = f"unexpected tag {node.tag}"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
+        return super().construct_object(node, deep)
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        # PyYAML would silently use the last one of two equal keys.
+        names = [key.value for key, _ in node.value]
+        for place, (key, _) in enumerate(node.value):
+            if key.value in names[:place]:
+                problem = f"duplicate key {key.value!r}"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
+        return dict(super().construct_mapping(node, deep))
+
+
+def read(path: Path) -> Any:
+    """Return the content of a YAML file. Raises `UserError`."""
+    where = str(path)
+    try:
+        with path.open(encoding="utf-8-sig") as file:
+            return yaml.load(file, Loader)
+    except OSError as error:
+        what = f"cannot read the configuration ({error.strerror})"
+        raise UserError(what, where, "check its name") from error
+    except UnicodeDecodeError as error:
+        what = f"not UTF-8 at byte {error.start}"
+        raise UserError(what, where, "save the file as UTF-8") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+        if mark:
+            where += f" line {mark.line + 1}"
+        problem = getattr(error, "problem", None) or str(error).partition("\n")[0]
+        remedy = "fix that line, or the line above it"
+        raise UserError(f"not YAML: {problem}", where, remedy) from error
 
 
 @dataclass
-class Sources:
-    """Turns the user's values into layers, and layers into settings.
+class Sources(Generic[S]):
+    """Checks what each source sets, and collects errors and notes.
 
-    tolerant: an unknown key in a file is a note, not an error.
+    resolved: the files are those of a run. A setting in them that this project no longer has, such
+    as that of a removed extra, is only a note.
     """
 
-    model: type[Settings]
-    tolerant: bool = False
+    model: type[S]
+    resolved: bool = False
     errors: list[UserError] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.settings = catalogue(self.model)
-        self.sections = prefixes([*self.settings, *ALIASES])
+        self.sections = {key.partition(".")[0] for key in self.settings if "." in key}
 
     def add_error(self, what: str, origin: str, remedy: str) -> None:
         """Collect an error; `reject` raises it with all others."""
@@ -75,113 +90,64 @@ class Sources:
     def reject(self) -> None:
         """Raise `UserErrors` with each error once, if there is any."""
         if self.errors:
-            unique = {str(error): error for error in self.errors}
-            raise UserErrors(list(unique.values()))
+            raise UserErrors(list({str(error): error for error in self.errors}.values()))
 
-    # --- reading
+    def check(self, tree: Any, origin: str) -> dict[str, Any]:
+        """Return the settings of one source by key, without wrong ones.
 
-    def file(self, path: Path) -> Layer:
-        """Return the settings in a YAML file. An empty file and an empty section are allowed."""
-        try:
-            return self.tree(read_yaml(path), str(path))
-        except UserError as error:
-            self.errors.append(error)
-        except OSError as error:
-            what = f"cannot read the configuration ({error.strerror})"
-            self.add_error(what, str(path), "check --config")
-        return {}
-
-    def text(self, key: str, text: str, origin: str) -> Layer:
-        """Read the text that the environment or the command line gives for a setting."""
-        setting = self.settings.get(ALIASES.get(key, key))
-        is_text = setting is not None and setting.allowed == "text"
-        return self.tree({key: text if is_text else parse_scalar(text)}, origin)
-
-    def tree(self, tree: object, origin: str) -> Layer:
-        """Read a nested mapping, in which `data: {path: x}` and `data.path: x` mean the same.
-
-        Its values are checked here, because later another source could hide a wrong value.
+        `data: {path: x}` and `data.path: x` mean the same.
         """
-        layer: Layer = {}
-        if isinstance(tree, Mapping):
-            self._walk(tree, "", origin, layer)
-        elif tree is not None:
-            what = f"found {show(tree)} instead of settings"
-            self.add_error(what, origin, "write `section.key: value`")
-        self.build(layer)
-        return layer
-
-    def _walk(self, tree: Mapping[object, object], prefix: str, origin: str, layer: Layer) -> None:
+        if not isinstance(tree, dict):
+            if tree:
+                what = f"found {show(tree)} instead of settings"
+                self.add_error(what, origin, "write `section.key: value`")
+            return {}
+        values: dict[str, Any] = {}
         for name, value in tree.items():
-            key = f"{prefix}{name}"
-            key = ALIASES.get(key, key)
-            if key in SWITCHES:
-                layer |= self._switched(key, value, origin)
-            elif key in layer:
-                self.add_error(f"setting {key!r} is given twice", origin, "keep one of the two")
-            elif key in self.settings:
-                layer[key] = Sourced(value, origin)
-            elif key not in self.sections:
-                self._unknown(key, origin)
-            elif isinstance(value, Mapping):
-                self._walk(value, f"{key}.", origin, layer)
-            elif value is not None:
-                what = f"section {key!r} cannot be {show(value)}"
-                self.add_error(what, origin, "write `key: value`")
+            inner = {name: value}
+            if name in self.sections and (isinstance(value, dict) or not value):
+                inner = {f"{name}.{key}": setting for key, setting in (value or {}).items()}
+            for key, setting in inner.items():
+                if key in values:
+                    self.add_error(f"setting {key!r} is given twice", origin, "keep one of the two")
+                elif key in self.settings:
+                    values[key] = setting
+                else:
+                    self._reject_unknown(key, origin)
+        self.build(values, origin)
+        return values
 
-    def _switched(self, name: str, value: Any, origin: str) -> Layer:
-        """Return the setting that a switch stands for."""
-        key, values = SWITCHES[name]
-        if value not in (True, False):
-            self.add_error(f"{name} cannot be {show(value)}", origin, "give true or false")
-        elif value in values:
-            return {key: Sourced(values[value], origin)}
-        return {}
-
-    def _unknown(self, key: str, origin: str) -> None:
-        name = key.rpartition(".")[2]
-        if self.tolerant and not outranks_files(origin):
+    def _reject_unknown(self, key: str, origin: str) -> None:
+        if self.resolved and not outranks_files(origin):
             self.notes.append(f"{key} is skipped, as this project has no such setting")
-        elif name in OBSOLETE:
-            self.notes.append(f"{origin}: {name} has no effect: {OBSOLETE[name]}")
         else:
-            known = [*self.settings, *self.sections, *ALIASES]
-            guess = HINTS.get(name) or near(key, known)
-            guess = ALIASES.get(guess, guess)
-            remedy = "remove it; `train --help` lists all settings"
-            if guess:
-                remedy = f"did you mean {guess!r}?"
+            remedy = suggestion(key, self.settings if "." in key else self.sections - {key})
             self.add_error(f"unknown setting {key!r}", origin, remedy)
 
-    # --- checking
-
-    def build(self, layer: Layer) -> Any:
-        """Return checked settings; if values are wrong, collect the errors and return defaults."""
+    def build(self, values: dict[str, Any], origin: str) -> S:
+        """Return settings with these values; remove wrong ones, and collect their errors."""
+        empty: dict[str, Any] = {section: {} for section in self.sections}
         try:
-            return self.model.model_validate(nested(layer, {}))
+            return self.model.model_validate(put(empty, values))
         except ValidationError as invalid:
             for error in invalid.errors(include_url=False):
-                self.errors.append(self._explained(error, layer))
-            return self.model.model_validate({})
+                path = [str(place) for place in error["loc"]]
+                key = path[0] if path[0] in self.settings else ".".join(path[:2])
+                if key not in values:  # each alternative of a setting has an error of its own
+                    continue
+                setting = self.settings[key]
+                value = values.pop(key)
+                what = f"{key} cannot be {show(value)}"
+                if key == "phases":
+                    what = f"{'.'.join(path)}: {error['msg']}"
+                remedy = f"give {allowed(setting.annotation, setting.metadata)}"
+                self.add_error(what, origin, remedy)
+            return self.build(values, origin)
 
-    def _explained(self, error: Mapping[str, Any], layer: Layer) -> UserError:
-        """Return one of pydantic's errors as a line.
 
-        All alternatives of a union result in the same line.
-        """
-        # Elements of a list are counted from 1.
-        path = [str(key + 1) if isinstance(key, int) else key for key in error["loc"]]
-        where = ".".join(path)
-        key = next(key for key in self.settings if f"{where}.".startswith(f"{key}."))
-        value, origin = layer[key]
-        if where.removeprefix(f"{key}.")[:1].isdigit():
-            remedy = f"give {self.settings[key].allowed}"
-            if key == "phases":
-                remedy = "give each phase a name, steps and, if settings differ, overrides"
-            return UserError(f"{where}: {error['msg']}", origin, remedy)
-        return UserError(
-            f"{key} cannot be {show(value)}", origin, f"give {self.settings[key].allowed}"
-        )
+def outranks_files(origin: str) -> bool:
+    """Whether a value comes from the environment or the command line."""
+    return origin.startswith(("$", "--"))
 
 
 def near(word: str, spellings: Iterable[str], cutoff: float = 0.7) -> str:
@@ -190,17 +156,14 @@ def near(word: str, spellings: Iterable[str], cutoff: float = 0.7) -> str:
     return matches[0] if matches else ""
 
 
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """Return the remedy for an unknown name: the most similar one, if there is one."""
+    guess = near(name.replace("lr", "learning_rate"), known)  # `lr` is its name in torch.optim
+    return f"did you mean {guess!r}?" if guess else "see `train --help`, which lists all settings"
+
+
 def show(value: object) -> str:
     """Show a wrong value in an error line: short, and on one line."""
-    text = "empty" if value is None else repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def prefixes(keys: Iterable[str]) -> set[str]:
-    """Return every section above `keys`: `train.batch.seed` is in `train` and `train.batch`."""
-    sections = set()
-    for key in keys:
-        while "." in key:
-            key = key.rpartition(".")[0]
-            sections.add(key)
-    return sections
+    if not isinstance(value, str):
+        return f"a {type(value).__name__}"
+    return repr(value[:60]) if value else "empty"
