@@ -29,7 +29,7 @@ SMALL = {
     "graph": ("--model.width", "16", "--data.batch_size", "4"),
     "tabular": ("--data.batch_size", "256"),
 }
-SMALLEST = ("--warmup", "1", "--steps", "2", "--processes", "2", "--data.num_workers", "0")
+SMALLEST = ("--warmup", "1", "--steps", "2", "--processes", "2")
 
 
 def measured(project: Path, folder: Path, workload: str, rehearse: bool) -> list[dict[str, Any]]:

@@ -253,7 +253,7 @@ def test_everything_off_and_on_are_what_they_say():
 
 def test_switches_that_a_loader_lacks():
     switches, _ = planned("h100", loader="memmap")
-    assert switches["workers"].why_not == "it has no effect with this project's loader"
+    assert switches["workers"].why_not == "this project's loader does not have it"
     assert "data.num_workers" not in switches["loader"].off
 
 

@@ -19,8 +19,11 @@ from test_tier_b import TINY
 from variants import choices
 
 SHORT = "--monitor.every_steps 5 --schedule.warmup_steps 2 --training.max_steps 5"
-SHORT = tuple(split(f"{SHORT} --evaluation.every_steps 5 --data.num_workers 0"))
-TABLE = (*SHORT, *split("--training.max_steps 10 --data.batch_size 128 --model.width 16"))
+SHORT = tuple(split(f"{SHORT} --evaluation.every_steps 5"))
+TABLE = (
+    *SHORT,
+    *split("--training.max_steps 10 --data.num_workers 0 --data.batch_size 128 --model.width 16"),
+)
 SHOWN = {  # by workload: what it draws, and a metric that no sum over samples gives
     "tabular": ({"predictions.png", "worst.md"}, "r2"),
     "timeseries": ({"forecasts.png", "errors.png"}, "r2"),

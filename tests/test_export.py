@@ -17,7 +17,7 @@ from torch import nn
 from variants import choices
 
 EXPORT = {"extras": ["export"], "loader": "dataloader"}
-SHORT = ("--training.max_steps", "20", "--data.num_workers", "0")
+SHORT = ("--training.max_steps", "20")
 
 
 def trained(workload: str, folder: Path) -> Path:

@@ -113,7 +113,9 @@ def waiting(milliseconds: float) -> Callable[[], None]:
 def test_only_a_wait_longer_than_what_a_worker_costs_asks_for_workers(
     milliseconds, loader, workers, advice, accumulation, tmp_path
 ):
-    words = f"--data.num_workers {workers} --training.gradient_accumulation_steps {accumulation}"
+    words = f"--training.gradient_accumulation_steps {accumulation}"
+    if loader == "dataloader":
+        words += f" --data.num_workers {workers}"
     num_steps = 12_000 // milliseconds // accumulation
     words += f" --training.max_steps {num_steps} --evaluation.every_steps {num_steps}"
     project = render(workload="tabular", loader=loader)

@@ -92,7 +92,7 @@ CHOICE = optuna.distributions.CategoricalDistribution
         ("model.depth=1..9", INTEGER(1, 9)),
         ("model.dropout=0..0.5", FLOAT(0.0, 0.5)),
         ("training.precision=fp32,bf16", CHOICE(("fp32", "bf16"))),
-        ("train.batch.batch_size=16,32", CHOICE((16, 32))),
+        ("data.batch_size=16,32", CHOICE((16, 32))),
         ("compile.enabled=true,auto", CHOICE((True, "auto"))),
     ],
 )
@@ -105,7 +105,7 @@ def test_a_range_or_list_is_what_the_schema_says(word, expected):
     ("text", "said"),
     [
         ("lr=1e-4..1e-2", "unknown setting 'lr': --search: did you mean 'optimizer.learning_rate'"),
-        ("model.width=0,8", "model.width cannot be 0: --search: give a whole number at least 1"),
+        ("model.width=0,8", "model.width cannot be '0': --search: give a whole number at least 1"),
         ("model.width=64..8", "not a range: --search: use two numbers, the smaller one first"),
         ("training.precision=fp32..bf16", "not a range: --search"),
         ("model.width=8", "only one value: --search: write model.width=LOW..HIGH"),

@@ -2,6 +2,7 @@
 it."""
 
 import functools
+from pathlib import Path
 from types import ModuleType
 from typing import Any, get_args
 
@@ -22,15 +23,18 @@ def module(workload: str, name: str) -> ModuleType:
     return imported(render(workload=workload), name)
 
 
-def settings(workload: str, **changed: Any) -> Any:
+def settings(workload: str, project: Path | None = None, **changed: Any) -> Any:
     """A workload's small settings, with changed keys in the form `data__order="time"`."""
     words = TINY[workload]
-    chosen = {"data.num_workers": "0", "compile.enabled": "false"}
+    config = imported(project or render(workload=workload), "config")
+    chosen = {"compile.enabled": "false"}
+    if "data.num_workers" in config.SETTINGS:
+        chosen["data.num_workers"] = "0"
     for flag, value in zip(words[::2], words[1::2], strict=True):
         chosen[flag.removeprefix("--")] = value
     for key, value in changed.items():
         chosen[key.replace("__", ".")] = str(value).lower()
-    return module(workload, "config").load(None, None, [*chosen.items()], {})
+    return config.load(None, None, [*chosen.items()], {})
 
 
 @functools.cache
@@ -164,7 +168,8 @@ def test_every_order_of_the_workload_gives_what_a_direct_reading_gives(workload,
     project = render(workload=workload, loader=loader)
     orders = get_args(module(workload, "settings").Data.model_fields["order"].annotation)
     for order in set(orders) - {"random_start"}:
-        given = settings(workload, data__order=order, data__batch_size=16, data__fraction=0.02)
+        changed = {"data__order": order, "data__batch_size": 16, "data__fraction": 0.02}
+        given = settings(workload, project, **changed)
         of_split = samples(workload)
         made = imported(project, "engine.data.loader").Loader(
             of_split,

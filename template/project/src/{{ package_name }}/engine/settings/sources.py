@@ -121,7 +121,7 @@ class Sources(Generic[S]):
         if self.resolved and not outranks_files(origin):
             self.notes.append(f"{key} is skipped, as this project has no such setting")
         else:
-            remedy = suggestion(key, self.settings if "." in key else self.sections - {key})
+            remedy = suggestion(key, {*self.settings, *self.sections} - {key})
             self.add_error(f"unknown setting {key!r}", origin, remedy)
 
     def build(self, values: dict[str, Any], origin: str) -> S:
