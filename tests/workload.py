@@ -27,9 +27,9 @@ class Workload:
     def module(self, name: str, **answers: str) -> Any:
         return imported(self.project(**answers), name)
 
-    def settings(self, *flags: str) -> Any:
+    def settings(self, *flags: str, **answers: str) -> Any:
         names = [flag.removeprefix("--") for flag in flags[::2]]
-        return self.module("config").load(overrides=zip(names, flags[1::2], strict=True))
+        return self.module("config", **answers).load(overrides=zip(names, flags[1::2], strict=True))
 
     def run(self, *words: str, cwd: Path, before: Callable[[], Any] | None = None) -> Result:
         return run(self.project(), *words, cwd=cwd, before=before)
@@ -73,7 +73,7 @@ class Workload:
         ranks: tuple[int, int] = (0, 1),
     ) -> Any:
         """ranks: this one, of how many."""
-        settings = self.settings(*flags)
+        settings = self.settings(*flags, loader=loader)
         samples = self.samples(store, split, *flags)
         samples.training = train
         order = self.module("engine.data.order", loader=loader).make_order(
