@@ -80,11 +80,12 @@ def at(moment: str, act: Callable[[int], None]) -> None:
         foreign = name == "unlink" and "checkpoints" not in str(arguments[0])
         if foreign or os.getpid() != process:
             return real(*arguments, **named)
-        count += 1
         if not after:
+            count += 1
             act(count)
         result = real(*arguments, **named)
-        if after:
+        if after:  # a call that raised, since no such file is there, does not count
+            count += 1
             act(count)
         return result
 
