@@ -18,10 +18,20 @@ WORDS = {
 }
 
 
+def project_of(workload: str, **answers: str) -> Path:
+    """Render a workload. `timeseries+frames` is one with an extra."""
+    name, *extras = workload.split("+")
+    return (
+        render(workload=name, extras=extras, **answers)
+        if extras
+        else render(workload=name, **answers)
+    )
+
+
 def prepare(folder: Path, workload: str, path: str, flags: str = "", data: str = "data") -> Result:
     """What `prepare --input path` did; flags with spaces between."""
-    main = imported(render(workload=workload), "__main__").main
-    given = f"{WORDS.get(workload, '')} {flags}".split()
+    main = imported(project_of(workload), "__main__").main
+    given = f"{WORDS.get(workload.partition('+')[0], '')} {flags}".split()
     words = ["prepare", "--input", path, "--data.path", data, *given]
     out = io.StringIO()
     err = io.StringIO()
@@ -51,7 +61,7 @@ def written(folder: Path, content: str | bytes, name: str = "table.csv") -> str:
 
 
 def store(folder: Path, workload: str, data: str = "data") -> Any:
-    return imported(render(workload=workload), "engine.data.store").Store.open(folder / data)
+    return imported(project_of(workload), "engine.data.store").Store.open(folder / data)
 
 
 def contents(folder: Path, workload: str, data: str = "data") -> dict[str, Any]:

@@ -25,7 +25,7 @@ class Broken(NamedTuple):
 
 
 SCALED = 'target = (batch["target"] - self.target_mean) / self.target_std\n        '
-WINDOW = "batch[name] = both[:, :history]"
+WINDOW = '{"rows": values[:, : self.history]}'
 BATCH = "batch = {name: array.values[:, 0] for name, array in rows.items()}"
 SPANS = "return dict.fromkeys(names, span)"
 SHIFTED = "targets = values[:, 1:].masked_fill"
@@ -42,9 +42,9 @@ BROKEN = {
         "timeseries",
         "dataset.py",
         WINDOW,
-        WINDOW.replace(":history", "1 : history + 1"),
+        WINDOW.replace(": self.history", "1 : self.history + 1"),
         "future",
-        "row 48 of 'H1' makes target 0",
+        "row 48 of 'rows' makes target 0",
     ),
     "a detached layer": Broken(
         "tabular",

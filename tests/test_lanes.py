@@ -27,13 +27,12 @@ LANES = ("--data.order", "lanes", "--data.batch_size", "4", "--monitor.every_ste
 WORDS = ("train", *TINY["timeseries"], *LANES, "--evaluation.every_steps", "8")
 
 
-def model(order: str, frames: int = 1, **sizes: Any) -> Any:
+def model(order: str, **sizes: Any) -> Any:
     given = {"width": 8, "depth": 2, "dropout": 0.0, "subtract_last": False, "linear_path": False}
     data = SimpleNamespace(order=order)
     settings = SimpleNamespace(model=SimpleNamespace(**given | sizes), data=data)
-    scale = {"history": 24, "mean": [0.0] * 3, "std": [1.0] * 3}
-    known = [{"name": "H1", "step": 3600, **scale}, {"name": "H4", "step": 14400, **scale}]
-    facts: dict[str, Any] = {"horizon": 6, "targets": [0, 2], "frames": known[:frames]}
+    frame = {"name": "rows", "step": 3600, "history": 24, "mean": [0.0] * 3, "std": [1.0] * 3}
+    facts: dict[str, Any] = {"horizon": 6, "targets": [0, 2], "frames": [frame]}
     facts |= {"target_mean": [[0.0, 0.0]], "target_std": [[1.0, 1.0]]}
     torch.manual_seed(0)
     return imported(PROJECT, "model").build_model(settings, facts)
@@ -43,8 +42,7 @@ def batch(length: int = 24) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(1)
     everywhere = torch.ones(4, dtype=torch.bool)
     return {
-        "H1": torch.randn(4, length, 3, generator=generator),
-        "H4": torch.randn(4, 24, 3, generator=generator),
+        "rows": torch.randn(4, length, 3, generator=generator),
         "target": torch.randn(4, 6, 2, generator=generator),
         "present": everywhere,
         "starts_sequence": everywhere,
@@ -56,23 +54,16 @@ def test_a_carried_state_is_that_of_one_long_window():
     forecaster = model("lanes").eval()
     long = batch(length=48)
     continued = {"starts_sequence": torch.zeros(4, dtype=torch.bool)}
-    forecaster(long | {"H1": long["H1"][:, :24]})
-    second = forecaster(long | {"H1": long["H1"][:, 24:]} | continued)
-    assert forecaster.recurrent.states[False]["H1"][0].shape == (4, 2, 8)  # lanes first
+    forecaster(long | {"rows": long["rows"][:, :24]})
+    second = forecaster(long | {"rows": long["rows"][:, 24:]} | continued)
+    assert forecaster.recurrent.states[False][0].shape == (4, 2, 8)  # lanes first
     whole = forecaster(long)
     torch.testing.assert_close(second.loss, whole.loss)
 
 
-def test_only_frames_that_a_lane_passes_once_are_carried():
-    forecaster = model("lanes", frames=2)
-    forecaster(batch())
-    assert forecaster.recurrent.states[True].keys() == {"H1"}
-    assert not hasattr(model("full", frames=2), "recurrent")
-
-
 def test_without_lanes_the_extra_changes_no_weight_and_no_loss():
     """The forecaster that carries a state starts from the same weights."""
-    one, other = model("lanes", frames=2, subtract_last=True), model("full", 2, subtract_last=True)
+    one, other = model("lanes", subtract_last=True), model("full", subtract_last=True)
     assert all(map(torch.equal, one.state_dict().values(), other.state_dict().values()))
     plain = imported(render(), "model").Forecaster
     assert one.state_dict().keys() == other.state_dict().keys()
@@ -104,7 +95,7 @@ def test_forecasts_of_lanes_are_those_that_are_scored(tmp_path):
     words = ("--split", "validation", "--output", "p.npz")
     check_run(PROJECT, "predict", *words, cwd=tmp_path)
     store = imported(PROJECT, "engine.data.store").Store.open(tmp_path / "data/synthetic")
-    rows = store.arrays["H1"].rows()
+    rows = store.arrays["rows"].rows()
     times = store.arrays["time"].rows()
     with np.load(tmp_path / "p.npz") as file:
         forecast = file["prediction"].astype(np.float64)

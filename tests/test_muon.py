@@ -121,4 +121,4 @@ def test_a_model_without_matrices_or_a_project_without_muon_is_one_line(tmp_path
     no_matrix = run(render(workload="tabular", extras=["muon"]), *words, cwd=tmp_path)
     one_error(no_matrix, "no block .* matrix", "optimizer.name muon")
     no_muon = run(render(workload="tabular"), *words, cwd=tmp_path)
-    one_error(no_muon, "made without muon", "optimizer.name muon", "adamw", "copier update")
+    one_error(no_muon, "optimizer.name cannot be 'muon'", "give adamw")

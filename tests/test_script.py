@@ -223,7 +223,7 @@ def curves(cwd: Path) -> list[dict[str, Any]]:
 
 
 # Layers of a script by their names in the package, and what a script has outside of its model.
-PACKAGE_NAMES = {"lstm": "encoders.0.lstm", "linear": "line", "norm": "head.norm"}
+PACKAGE_NAMES = {"lstm": "encoder.lstm", "norm": "head.norm"}
 SCALES = re.compile(r"(target_)?(mean|std)(_rows)?|gaps|offsets")
 
 

@@ -13,8 +13,7 @@ import pyarrow.parquet
 import pytest
 import stocks
 from made_up import contents, lines, prepare, prepared, store, values, written
-from rendering import render
-from running import one_error, run
+from running import one_error
 from workload import Workload
 
 SERIES = Workload("timeseries")
@@ -45,37 +44,6 @@ def of_split(folder: Path, split: str) -> list[Any]:
 # ---- times around a grid -------------------------------------------------------------------------
 
 
-def test_a_grid_with_jitter_is_that_grid(tmp_path):
-    flags = "--frames M15,H1"
-    out = prepared(tmp_path / "odd", "timeseries", series(jittered()), flags).out
-    assert "times are up to 40 s off a grid of 900 s" in out
-    assert "gaps" not in out
-    exact = prepared(tmp_path / "exact", "timeseries", series(GRID), flags).out
-    assert "grid" not in exact
-    bars = [contents(tmp_path / name, "timeseries")["H1"] for name in ("odd", "exact")]
-    rows = min(map(len, bars))
-    assert abs(len(bars[1]) - len(bars[0])) <= 4  # bytes: the last bar may close later
-    assert bars[0][:rows] == bars[1][:rows]
-
-
-@pytest.mark.parametrize("frames", ["M15,H1", "M30,H1,H4"])
-@pytest.mark.parametrize("seed", range(3))
-def test_no_window_sees_an_open_bar_of_jittered_times(frames, seed, tmp_path):
-    """A value is the number of the last row in it: no frame knows a later one than the first."""
-    times = jittered(seed, most=90)
-    times[12:500:20] -= 700  # beyond the tolerance, into the bar before
-    times[500::50] += 700
-    content = lines({"date": list(times), "row": list(range(len(times)))})
-    prepared(tmp_path, "timeseries", content, f"--frames {frames} --horizon 1")
-    names = frames.split(",")
-    for window in of_split(tmp_path, "train") + of_split(tmp_path, "validation"):
-        known = window[names[0]].max()
-        assert known < window["target"].min()
-        for name in names[1:]:
-            assert window[name].max() <= known
-        assert window[names[1]].max() >= known - 8  # and no bar is forgotten
-
-
 def test_gaps_between_jittered_times_are_those_of_missing_rows(tmp_path):
     times = np.delete(jittered(), range(400, 440))
     assert (
@@ -93,93 +61,6 @@ def test_new_rows_are_on_the_grid_of_the_training_data(rows, tmp_path):
     assert len(SERIES.predicted(tmp_path, "--input", "new.csv")["time"]) == rows - history + 1
 
 
-# ---- windows across gaps -------------------------------------------------------------------------
-
-GAPS = np.delete(GRID, [*range(300, 310), *range(600, 602), *range(800, 840), *range(950, 960)])
-
-
-def crosses(times: np.ndarray, first: int, last: int, longest: int) -> bool:
-    return bool((np.diff(times[first:last]).astype(int) > longest).any())
-
-
-@pytest.mark.parametrize("jitter", [0, 40])
-def test_windows_across_a_longer_gap_are_left_out_of_each_split(jitter, tmp_path):
-    """Their values are the numbers of their rows."""
-    times = GAPS + np.random.default_rng(0).integers(-jitter, jitter + 1, len(GAPS))
-    content = lines({"date": list(times), "row": list(range(len(times)))})
-    flags = "--max-gap H1 --split 700,100,138"
-    out = prepared(tmp_path, "timeseries", content, flags).out
-    borders = store(tmp_path, "timeseries").splits
-    counts = []
-    for split, (first, last) in borders.items():
-        expected = []
-        for row in range(max(first, 24), last - 6 + 1):
-            if not crosses(times, row - 24, row + 6, 3600 + 180):
-                expected.append(row)
-        read = of_split(tmp_path, split)
-        assert [int(window["target"][0, 0, 0]) for window in read] == expected
-        for window in read:
-            rows = [*window["rows"][0, :, 0].tolist(), *window["target"][0, :, 0].tolist()]
-            assert np.diff(rows).tolist() == [1] * 29
-        counts.append(f"{len(expected)} {split}")
-    assert f"windows:    {', '.join(counts)}" in out
-    assert "windows left out, across gaps longer than H1: 87" in out
-
-
-def test_a_run_without_windows_across_gaps_trains_evaluates_and_forecasts(tmp_path):
-    prepared(tmp_path, "timeseries", series(GAPS), "--max-gap H1 --split 700,100,138")
-    SERIES.done("train", *SMALL, cwd=tmp_path)
-    evaluation = SERIES.evaluated(tmp_path)
-    forecast = SERIES.predicted(tmp_path)
-    table = values(len(GAPS))[:, 0].astype(np.float32)
-    seconds = GAPS.astype(np.int64)
-    rows = np.searchsorted(seconds, forecast["time"])
-    targets = np.stack([table[row + 1 : row + 7] for row in rows])
-    assert forecast["prediction"][..., 0].shape == targets.shape
-    std = store(tmp_path, "timeseries").facts["target_std"][0][0]
-    error = np.square(targets - table[rows][:, None]).mean() / std**2
-    repeated = evaluation["baselines"]["repeat_last"]["mse"]
-    assert repeated == pytest.approx(error, rel=1e-4)
-
-    written(tmp_path, series(GAPS[200:400]), "new.csv")
-    new = SERIES.predicted(tmp_path, "--input", "new.csv")["time"]
-    expected = [*seconds[200 + 23 : 300], *seconds[300 + 23 : 400]]
-    assert new.tolist() == expected
-    written(tmp_path, series(GAPS[290:310]), "new.csv")
-    one_error(SERIES.run("predict", "--input", "new.csv", cwd=tmp_path), "shorter than a history")
-    written(tmp_path, series(GAPS[285:315]), "new.csv")
-    says = "each window .*longer gap: --max-gap H1"
-    one_error(SERIES.run("predict", "--input", "new.csv", cwd=tmp_path), says)
-    with_lanes = render(workload="timeseries", extras=["lanes"])
-    words = ("train", *SMALL, "--data.order", "lanes")
-    one_error(run(with_lanes, *words, cwd=tmp_path), "lanes .*--max-gap.*data.order")
-
-
-def test_a_gap_that_is_allowed_changes_no_sample(tmp_path):
-    batches = []
-    for name, flags in (("plain", ""), ("allowed", "--max-gap D1")):
-        prepared(tmp_path / name, "timeseries", series(GAPS), f"--frames M15,H1 {flags}")
-        batches.append(of_split(tmp_path / name, "train"))
-    for plain, allowed in zip(*batches, strict=True):
-        assert all(plain[name].equal(allowed[name]) for name in plain)
-    assert "windows" not in contents(tmp_path / "plain", "timeseries")
-
-
-@pytest.mark.parametrize(
-    ("flags", "says"),
-    [
-        ("--max-gap 2h", "no time frame '2h': --max-gap"),
-        ("--max-gap M5", "300 s is less than the distance of rows, 900 s: --max-gap M5"),
-        ("--max-gap H1 --time-column none --drop date", "rows without times have no gaps"),
-        ("--max-gap M15 --history 290", "each window of the split validation .*--max-gap M15"),
-    ],
-)
-def test_a_limit_of_gaps_that_cannot_be_is_one_line(flags, says, tmp_path):
-    path = written(tmp_path, series(GAPS))
-    one_error(prepare(tmp_path, "timeseries", path, flags), says)
-    assert not (tmp_path / "data" / "manifest.json").exists()
-
-
 # ---- whole numbers as times ----------------------------------------------------------------------
 
 UNITS = {"s": None, "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
@@ -195,12 +76,12 @@ def tables(table: dict[str, Any], folder: Path) -> Iterator[str]:
 @pytest.mark.parametrize("unit", UNITS)
 def test_the_unit_of_whole_numbers_is_found_by_their_size(unit, tmp_path):
     numbers = GRID.astype(f"M8[{unit}]").astype(np.int64)
-    prepared(tmp_path, "timeseries", series(GRID), "--frames M15,H1")
+    prepared(tmp_path, "timeseries", series(GRID))
     expected = contents(tmp_path, "timeseries")
     table = {"date": numbers, "a": values(len(GRID))[:, 0]}
     for path in tables(table, tmp_path):
         for given in ("", f" --time-format {unit}"):
-            result = prepare(tmp_path, "timeseries", path, f"--frames M15,H1{given}")
+            result = prepare(tmp_path, "timeseries", path, given)
             said = re.search("note: column 'date' is read as (.+) since 1970", result.out)
             assert (said and said[1]) == (None if given else UNITS[unit])
             assert contents(tmp_path, "timeseries") == expected

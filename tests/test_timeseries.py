@@ -79,8 +79,6 @@ def test_facts_come_from_the_training_rows_and_targets_may_be_chosen(tmp_path):
 
 # ---- the future ----------------------------------------------------------------------------------
 
-FRAMES = "--frames H1,H4,D1 --history 24,12,5"
-
 
 def test_noise_behind_the_training_border_changes_neither_scaler_nor_losses(tmp_path):
     noisy = values()
@@ -88,98 +86,41 @@ def test_noise_behind_the_training_border_changes_neither_scaler_nor_losses(tmp_
     outcomes = []
     for name, table in (("as_it_is", values()), ("noisy", noisy)):
         folder = tmp_path / name
-        prepared(folder, "timeseries", text(table), f"{FRAMES} --split 700,150,150")
+        prepared(folder, "timeseries", text(table), "--split 700,150,150")
         done(folder, *SMALL)
         outcomes.append((store(folder).facts, losses(folder)))
     assert outcomes[0] == outcomes[1]
     assert len(outcomes[0][1]) == 20
 
 
-@pytest.mark.parametrize("row", [407, 408])
-def test_a_window_sees_no_open_bar(row, tmp_path):
-    """Whatever changes from a row on, windows whose targets begin there or earlier have the same
-    history.
-
-    Row 407 is the last hour of both a bar of four hours and one of a day. Row 408 comes half an
-    hour later, in the same bars: they close with it, not before.
-    """
-    before = values(600)
-    after = before.copy()
-    after[row:] += 1e6
-    histories = []
-    for name, table in (("before", before), ("after", after)):
-        content = text(table).replace("18 00:00", "17 23:30")
-        prepared(tmp_path / name, "timeseries", content, f"{FRAMES} --split 0.5,0.5,0")
-        first = store(tmp_path / name).splits["validation"][0]
-        histories.append(windows(tmp_path / name, "validation")[: row - first + 1])
-    assert len(histories[0]) == row - 299
-    for one, other in zip(*histories, strict=True):
-        for frame in ("H1", "H4", "D1"):
-            assert one[frame].equal(other[frame])
-    assert not histories[0][-1]["target"].equal(histories[1][-1]["target"])
-
-
-def test_bars_are_as_a_slow_reading_makes_them(tmp_path):
-    """Open, high, low, close and volume by their names; a bar at its hour, the newest one that has
-    closed."""
-    table = np.random.default_rng(3).normal(size=(500, 6))
-    content = text(table, names="Open,High,Low,Close,Volume,Other")
-    prepared(tmp_path, "timeseries", content, "--frames H1,H4 --aggregate Other=max")
-    table = table.astype(np.float32)
-    reach = store(tmp_path).facts["reach"]
-    for number, window in enumerate(windows(tmp_path, "train")):
-        known = reach + number  # rows 0 to known − 1 have closed
-        first = known // 4 * 4 - 24 * 4
-        bars = table[first : first + 24 * 4].reshape(24, 4, 6)
-        expected = [
-            bars[:, 0, 0],
-            bars[:, :, 1].max(1),
-            bars[:, :, 2].min(1),
-            bars[:, -1, 3],
-            bars[:, :, 4].sum(1),
-            bars[:, :, 5].max(1),
-        ]
-        np.testing.assert_allclose(window["H4"][0], np.stack(expected, 1), rtol=1e-5, atol=1e-6)
-
-
 # ---- the model -----------------------------------------------------------------------------------
 
 
-def model(order: str = "time", frames: int = 1, **sizes: Any) -> Any:
-    given = {"width": 8, "depth": 2, "dropout": 0.0, "subtract_last": True, "linear_path": True}
-    data = SimpleNamespace(order=order)
-    settings = SimpleNamespace(model=SimpleNamespace(**given | sizes), data=data)
-    scale = {"history": 24, "mean": [0.0] * 3, "std": [1.0] * 3}
-    known = [{"name": "H1", "step": 3600, **scale}, {"name": "H4", "step": 14400, **scale}]
-    facts: dict[str, Any] = {"horizon": 6, "targets": [0, 2], "frames": known[:frames]}
+def model() -> Any:
+    sizes = {"width": 8, "depth": 2, "dropout": 0.0, "subtract_last": True, "linear_path": True}
+    settings = SimpleNamespace(model=SimpleNamespace(**sizes), data=SimpleNamespace(order="time"))
+    frame = {"name": "rows", "step": 3600, "history": 24, "mean": [0.0] * 3, "std": [1.0] * 3}
+    facts: dict[str, Any] = {"horizon": 6, "targets": [0, 2], "frames": [frame]}
     facts |= {"target_mean": [[0.0, 0.0]], "target_std": [[1.0, 1.0]]}
     torch.manual_seed(0)
     return module("model").build_model(settings, facts)
 
 
-def batch(rows: int = 4, length: int = 24) -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    everywhere = torch.ones(rows, dtype=torch.bool)
-    return {
-        "H1": torch.randn(rows, length, 3, generator=generator),
-        "H4": torch.randn(rows, 24, 3, generator=generator),
-        "target": torch.randn(rows, 6, 2, generator=generator),
-        "index": torch.arange(rows),
-        "present": everywhere,
-        "starts_sequence": everywhere,
-    }
+def batch() -> dict[str, torch.Tensor]:
+    rows = torch.randn(4, 24, 3, generator=torch.Generator().manual_seed(1))
+    return {"rows": rows, "index": torch.arange(4), "present": torch.ones(4, dtype=torch.bool)}
 
 
 def test_a_level_added_to_the_series_is_added_to_the_forecast():
     first = batch()
-    raised = first | {"H1": first["H1"] + 100}
+    raised = first | {"rows": first["rows"] + 100}
     forecaster = model().eval()
     difference = forecaster.predict(raised)["prediction"] - forecaster.predict(first)["prediction"]
     torch.testing.assert_close(difference, torch.full_like(difference, 100), rtol=1e-4, atol=1e-3)
 
 
 def test_the_lstm_is_not_compiled(tmp_path):
-    prepared(tmp_path, "timeseries", text(values()), FRAMES)
+    prepared(tmp_path, "timeseries", text(values()))
     words = ("--training.max_steps", "2", "--compile.enabled", "true")
     assert "Encoder (an RNN)" in done(tmp_path, *SMALL, *words)
 
@@ -202,7 +143,7 @@ def test_baselines_are_as_a_slow_reading_makes_them(tmp_path):
 
 
 def test_predicts_a_split_and_what_comes_after_new_data(tmp_path):
-    prepared(tmp_path, "timeseries", text(values()), FRAMES)
+    prepared(tmp_path, "timeseries", text(values()))
     done(tmp_path, *SMALL)
     split = SERIES.predicted(tmp_path)
     assert split.keys() == {"prediction", "time", "columns"}
@@ -218,7 +159,10 @@ def test_predicts_a_split_and_what_comes_after_new_data(tmp_path):
     np.testing.assert_allclose(same_windows, split["prediction"][:40], rtol=1e-5, atol=1e-5)
 
     for content, says in (
-        (text(values()[:23]), "23 rows are shorter than a history of 24: .*at least 24 such rows"),
+        (
+            text(values()[:23]),
+            "23 rows are shorter than a history of 24: new.csv: give it that many rows",
+        ),
         (with_line(5, f"{FOUR},1,,3"), "an empty cell: .*row 5"),
         (text(values()[:50]).replace("00:00,", "00:00,x"), "is not a number.*fix it$"),
     ):
@@ -268,19 +212,10 @@ BAD: dict[str, tuple[str | bytes, str, str]] = {
         "not a time: .*'date'",
     ),
     "too short": (text(values(29)), "", "0 training and 0 validation windows"),
-    "frames in another order": (GOOD, "--frames H4,H1", "H1: .*finest first"),
-    "too fine a frame": (GOOD, "--frames M30", "M30: .*multiples of 3600 s"),
-    "no frame": (GOOD, "--frames X1", "no time frame 'X1'"),
-    "too many histories": (GOOD, "--frames H1,H4 --history 1,2,3", "--history: .*2 for H1, H4"),
-    "too long a history": (
-        GOOD,
-        "--frames H1,D1 --history 24,900",
-        "41 rows are shorter than a history of 900: time frame 'D1'",
-    ),
-    "no rule": (GOOD, "--frames H1,D1 --aggregate wave=mean", "no rule 'mean'"),
+    "no history": (GOOD, "--history 0", "the history cannot be 0: --history"),
     "a split without windows": (
         GOOD,
-        "--frames H1,D1 --history 12,1 --split 20,280,300",
+        "--split 20,280,300",
         "0 training and 271 validation windows",
     ),
 }

@@ -165,8 +165,7 @@ def test_a_resumed_run_continues_from_its_own_weights(framework, place):
         train(place, "--resume", FROM, "other", framework=framework), "cannot change .*init_from"
     )
     result = train(place, "--resume", FROM, "source", framework=framework)
-    assert "note: --training.init_from has no effect" in result.out
-    assert "it was" not in result.out
+    assert result.code == 0
     assert (losses(place), weights(place)) == expected
 
 

@@ -130,6 +130,7 @@ def test_packed_hdf5_trains_alike_with_a_note_of_its_cost(layout, tmp_path):
         assert ("note: " in out) == (is_slow and name == "packed")
         done(tmp_path / name, *SMALL)
     assert losses(tmp_path / "plain") == losses(tmp_path / "packed")
+    tmp_path.joinpath("packed/config.yaml").unlink()  # it has a setting of the chunk loader
     mapped = run(project(loader="memmap"), *SMALL, cwd=tmp_path / "packed")
     one_error(mapped, "cannot be mapped", "windows.h5", "loader chunk")
 

@@ -11,18 +11,21 @@ from typing import Any
 import numpy as np
 import torch
 from importing import imported
-from rendering import REPOSITORY, render
+from made_up import project_of
+from rendering import REPOSITORY
 from running import Result, check_run, evaluation_of, run
 
 Batch = dict[str, torch.Tensor]
 
 
 class Workload:
+    """One of the choices of `workload`, or with an extra, such as `timeseries+frames`."""
+
     def __init__(self, name: str):
         self.name = name
 
     def project(self, **answers: str) -> Path:
-        return render(workload=self.name, **answers)
+        return project_of(self.name, **answers)
 
     def module(self, name: str, **answers: str) -> Any:
         return imported(self.project(**answers), name)

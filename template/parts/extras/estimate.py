@@ -8,25 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import Field
-
 from ..engine.compute import gpus
 from ..engine.errors import UserError
 from ..engine.log.record import Record, numbers
-from ..engine.settings.config import Section
 from ..engine.settings.sources import near, read
 
 if TYPE_CHECKING:
     from ..config import Settings
     from ..measure.costs import Costs
-
-
-class Price(Section):
-    """The price of the machine."""
-
-    price_per_hour: float = Field(0.0, ge=0)
-    """Price of the machine per hour, in any currency. `estimate` and report.md then show costs. 0:
-    unknown."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,12 +1,11 @@
-"""Read a time series from a table, and check that its rows are in order of time."""
+"""Read a time series from a table, check that its rows are in order of time, and write it."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,24 +22,17 @@ UNSORTED = (
     "with --time-column none"
 )
 SAMPLED = 61  # one row of so many shows how much float32 rounds
-JITTER = 0.1  # rows may be off their places in a grid of times by this fraction of its step
-MOSTLY = 0.95  # a grid needs this fraction of the rows in their places
-DAY = 86400
-STEPS = [seconds for seconds in range(1, DAY + 1) if DAY % seconds == 0]  # usual ones
+JITTER = 0.1  # rows may be early or late by this fraction of their usual distance
 
 
 @dataclass(frozen=True)
 class Series:
-    """Rows in order of time, in memory or memory-mapped.
-
-    A row is known `step` seconds after its time, when its bar closes.
-    """
+    """Rows in order of time, in memory or memory-mapped."""
 
     names: list[str]
     times: np.ndarray  # (N,) int64, seconds since 1970, or row numbers
     values: np.ndarray  # (N, C) float32
-    step: int
-    tolerance: int = 0  # a row that is early by so many seconds belongs to the next bar
+    step: int  # the usual distance of rows, in seconds
 
     def __len__(self) -> int:
         return len(self.times)
@@ -59,13 +51,11 @@ def read_series(
     drop: list[str],
     fill: str | None,
     only: list[str] | None = None,
-    usual_step: int | None = None,
 ) -> Series:
     """Read the table, or the columns `only`, into arrays that `writer` keeps until it closes.
 
     The source of `writer` gets the name of the time column. fill: `last` replaces empty cells with
-    the last known value. usual_step: that of earlier files. Raises `UserError`, with row and
-    column, for a table that is not a series.
+    the last known value. Raises `UserError`, with row and column, for a table that is not a series.
     """
     blocks = source.blocks()
     first = next(blocks)
@@ -103,8 +93,7 @@ def read_series(
     times = writer.appended(".times")
     values = writer.appended(".values")
     note_row_numbers(names, values)
-    step, tolerance = find_step(times, usual_step)
-    return Series(names, times, values, step, tolerance)
+    return Series(names, times, values, find_step(times))
 
 
 def note_row_numbers(names: list[str], values: np.ndarray) -> None:
@@ -187,60 +176,80 @@ def read_times(block: Block, column: str, last: np.ndarray) -> np.ndarray:
     return times
 
 
-def find_step(times: np.ndarray, usual_step: int | None = None) -> tuple[int, int]:
-    """Return the distance of rows, and how early a row may be; print a note about longer gaps.
-
-    The distance is the most frequent one, and the shorter one of two, unless the times jitter
-    around a grid.
-    """
-    counts = Counter[int]()
+def find_step(times: np.ndarray) -> int:
+    """Return the usual distance of rows, in seconds. Print a note if some are further apart."""
+    distances = np.diff(times[:BLOCK_ROWS])
+    if not len(distances):
+        return 1
+    step = max(int(np.median(distances)), 1)
+    gaps = 0
+    longest = 0
     for start in range(0, len(times) - 1, BLOCK_ROWS):
-        counts.update(np.diff(times[start : start + BLOCK_ROWS + 1]).tolist())
-    step = min(counts, key=lambda distance: (-counts[distance], distance), default=1)
-    tolerance = 0
-    is_exact = all(distance % step == 0 for distance in counts)
-    if counts and not (is_exact and usual_step in (None, step)):
-        step, tolerance = find_grid(times[:BLOCK_ROWS], usual_step) or (step, 0)
-
-    longest = longest_step(step)
-    gaps = sum(count for distance, count in counts.items() if distance > longest)
+        distances = np.diff(times[start : start + BLOCK_ROWS + 1])
+        gaps += int((distances > longest_step(step)).sum())
+        longest = max(longest, int(distances.max()))
     if gaps:
-        print(f"note: gaps in time: {gaps:,}, the longest of {max(counts) / step:,.0f} steps;")
-        print("      windows run across them, unless `prepare` has --max-gap")
-    return step, tolerance
+        print(f"note: gaps in time: {gaps:,}, the longest of {longest / step:,.0f} steps;")
+        print("      windows run across them")
+    return step
 
 
 def longest_step(step: int) -> float:
-    """Return the largest distance of rows that follow each other in a grid, with jitter."""
+    """Return the largest distance of rows that follow each other, with jitter."""
     return (1 + 2 * JITTER) * step
 
 
-def find_grid(times: np.ndarray, usual_step: int | None) -> tuple[int, int] | None:
-    """Return the step of the grid that times jitter around, and how early a row may be.
+# --- the prepared dataset
 
-    None if there is no such grid. The step is `usual_step` or a usual part of a day.
+
+def describe(
+    series: Series,
+    splits: dict[str, list[int]],
+    targets: list[int],
+    history: int,
+    horizon: int,
+    where: str = "",
+) -> tuple[dict[str, Any], list[tuple[str, ...]]]:
+    """Return the metadata that a model is built from, and a summary line for each column.
+
+    Scales come from the training rows only. Targets are columns. Raises `UserError`, with `where`,
+    if no window fits into training or validation.
     """
-    distances = np.diff(times)
-    typical = np.median(distances)
-    step = min(STEPS, key=lambda seconds: abs(seconds - typical))
-    if usual_step and abs(usual_step - typical) <= 2 * JITTER * usual_step:
-        step = usual_step
-    if abs(step - typical) > 2 * JITTER * typical:
-        return None
+    counts = []
+    for first, last in splits.values():
+        counts.append(max(last - horizon - max(first, history) + 1, 0))
+    if not (counts[0] and counts[1]):
+        what = f"{counts[0]} training and {counts[1]} validation windows fit into the split"
+        raise UserError(what, where, "give it more rows, or use a smaller --history")
+    scaler = Scaler(len(series.names))
+    for values in blocks_of(series.values[: splits["train"][1]]):
+        scaler.add(values)
+    mean, std = scaler.scale()
+    frame = {
+        "name": "rows",
+        "history": history,
+        "step": series.step,
+        "mean": mean.tolist(),
+        "std": std.tolist(),
+    }
+    facts = {
+        "columns": series.names,
+        "targets": targets,
+        "horizon": horizon,
+        "frames": [frame],
+        "target_mean": [mean[targets].tolist()],
+        "target_std": [std[targets].tolist()],
+    }
+    return facts, scaler.columns(series.names)
 
-    # The mean place of the rows between two multiples of the step, on a circle.
-    angles = 2j * np.pi * (times % step) / step
-    phase = round(np.angle(np.exp(angles).mean()) * step / (2 * np.pi))
-    is_on_clock = abs(phase) <= JITTER / 2 * step
-    if is_on_clock:
-        phase = 0
-    late = (times - phase + step // 2) % step - step // 2
-    is_near = np.abs(late) <= JITTER * step
-    is_apart = distances >= (1 - 2 * JITTER) * step
-    if min(is_near.mean(), is_apart.mean()) < MOSTLY:
-        return None
 
-    furthest = np.abs(late[is_near]).max()
-    if furthest:
-        print(f"note: times are up to {furthest} s off a grid of {step} s, and are taken for it")
-    return step, int(JITTER * step) if is_on_clock else 0
+def write_series(
+    writer: StoreWriter, series: Series, splits: dict[str, list[int]], facts: dict[str, Any]
+) -> None:
+    """Write the rows, with the metadata that `describe` returned for them or for earlier data."""
+    for values in blocks_of(series.values):
+        writer.append("rows", values)
+    for times in blocks_of(series.times):
+        writer.append("time", times)
+    writer.facts = facts
+    writer.splits = splits

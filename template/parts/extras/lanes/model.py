@@ -1,10 +1,9 @@
-"""The forecaster of `data.order: lanes`: it carries the LSTMs' states from batch to batch."""
+"""The forecaster of `data.order: lanes`: it carries the LSTM's state from batch to batch."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from .engine.interfaces import Batch
@@ -16,35 +15,22 @@ if TYPE_CHECKING:
 
 
 class LaneForecaster(Forecaster):
-    """Carries the state of frames whose history fits into the step of a lane.
-
-    A longer history would see the same rows twice.
-    """
+    """Carries the state of the LSTM from each batch to the next."""
 
     def __init__(self, settings: Sections, facts: dict[str, Any]):
         super().__init__(settings, facts)
         self.recurrent: RecurrentState | None = RecurrentState()
-        seconds = [frame["history"] * frame["step"] for frame in facts["frames"]]
-        self.carried = [length <= seconds[0] for length in seconds]
 
-    def encode(self, inputs: list[Tensor], batch: Batch) -> Tensor:
-        """Return hidden units (B, frames × width); apply and update the carried state."""
-        states: dict[str, State] = {}
-        if self.recurrent is not None:
-            states = self.recurrent.apply(batch, self.training) or {}
-        outputs = []
-        carry: dict[str, State] = {}
-        for name, x, encoder, carried in zip(
-            self.names, inputs, self.encoders, self.carried, strict=True
-        ):
-            state = _swap_batch_axis(states[name]) if name in states else None
-            output, state = encoder(x, state)
-            outputs.append(output)
-            if carried:
-                carry[name] = _swap_batch_axis(state)
-        if self.recurrent is not None:
-            self.recurrent.update(carry, self.training)
-        return torch.cat(outputs, 1)
+    def encode(self, inputs: Tensor, batch: Batch) -> Tensor:
+        """Return hidden units (B, width); apply and update the carried state."""
+        if self.recurrent is None:
+            return super().encode(inputs, batch)
+        state = self.recurrent.apply(batch, self.training)
+        if state is not None:
+            state = _swap_batch_axis(state)
+        output, state = self.encoder(inputs, state)
+        self.recurrent.update(_swap_batch_axis(state), self.training)
+        return output
 
 
 def _swap_batch_axis(state: State) -> State:

@@ -1,7 +1,7 @@
-"""What a sample is: a window of history in each time frame, and the rows that follow.
+"""What a sample is: a window of history, and the rows that follow.
 
-Replace it with your own, together with `commands/prepare.py`. `prepare/frames.py` describes the
-arrays of the prepared dataset.
+Replace it with your own, together with `commands/prepare.py`. The prepared dataset has the array
+`rows`, (rows, C), oldest first, and their times.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from .engine.data.store import Store, StoreWriter
 from .engine.errors import UserError
 from .engine.interfaces import Batch, Rows, Spans
 from .engine.plugins import discover
-from .prepare.frames import Frame, describe, resample, write_frames
-from .prepare.series import Series
+from .prepare.series import Series, describe, write_series
 from .prepare.splits import borders
 from .settings import WORKLOAD
 
@@ -34,72 +33,47 @@ class Samples:
 
     A window belongs to the split that contains all its targets. The history of a training window is
     also in the training rows, while later histories reach back across the border. The split
-    `input` has no targets: its last window forecasts the rows after the data. With `--max-gap`, the
-    array `windows` has the rows of the first targets; the other windows are left out.
+    `input` has no targets: its last window forecasts the rows after the data.
     """
 
     training = False  # set by the code that builds the loader
 
     def __init__(self, store: Store, settings: Sections | None, split: str):
         facts = store.facts
+        if list(store.arrays) != ["rows", "time"]:
+            remedy = "add the extra `frames`, or run `prepare` without --frames and --max-gap"
+            raise UserError("the data have time frames or gaps", str(store.folder), remedy)
         first, last = store.splits[split]
         self.store = store
-        self.base, *self.others = facts["frames"]
         self.targets = np.array(facts["targets"])
+        self.history = facts["frames"][0]["history"]
+        self.horizon = facts["horizon"] if split != "input" else 0
+        self.first = max(first, self.history)  # row of the first target
+        self.count = max(last - self.horizon - self.first + 1, 0)
         self.orders: dict[str, Any] = {}
         for lanes in discover("hooks", "orders"):  # the extra `lanes`
-            self.orders = lanes.orders(settings, self.base["history"])
-        self.horizon = facts["horizon"] if split != "input" else 0
-        self.first = max(first, facts["reach"])  # row of the first target
-        self.count = max(last - self.horizon - self.first + 1, 0)
-        self._rows = None
-        if "windows" in store.arrays:
-            self._rows = self._without_gaps(settings)
-            self.count = len(self._rows)
-        self._closed = []
-        for frame in self.others:
-            self._closed.append(store.arrays[f"{frame['name']}.closed"].rows())
-
-    def _without_gaps(self, settings: Sections | None) -> np.ndarray:
-        """Return the rows of the split's first targets, of windows without a long gap."""
-        if settings and settings.data.order == "lanes":
-            what = "lanes read every window, and --max-gap left some out"
-            raise UserError(what, "data.order", "use another order, or prepare without --max-gap")
-        rows = self.store.arrays["windows"].rows()
-        first, last = np.searchsorted(rows, [self.first, self.first + self.count])
-        return rows[first:last]
+            self.orders = lanes.orders(settings, self.history)
 
     def __len__(self) -> int:
         return self.count
 
     def first_targets(self, indices: np.ndarray) -> np.ndarray:
         """Return the row of the first target of each sample."""
-        return indices + self.first if self._rows is None else self._rows[indices]
+        return indices + self.first
 
     def spans(self, indices: np.ndarray, epoch: int) -> dict[str, Spans]:
         present = indices >= 0
-        rows = np.where(present, self.first_targets(indices), 0)
-        spans = {self.base["name"]: _window(rows, present, self.base["history"], self.horizon)}
-        for frame, closed in zip(self.others, self._closed, strict=True):
-            spans[frame["name"]] = _window(closed[rows - 1], present, frame["history"], 0)
-        return spans
+        width = self.history + self.horizon
+        starts = np.where(present, self.first_targets(indices) - self.history, 0)
+        return {"rows": Spans(starts, np.where(present, width, 0), width)}
 
     def batch(self, rows: dict[str, Rows]) -> Batch:
-        """Return an array (B, T, C) for each frame, and `target` (B, H, G), in original units."""
-        batch = {name: array.values for name, array in rows.items()}
-        name = self.base["name"]
-        history = self.base["history"]
-        both = batch[name]
-        batch[name] = both[:, :history]
+        """Return `rows` (B, T, C), the history, and `target` (B, H, G), in original units."""
+        values = rows["rows"].values
+        batch = {"rows": values[:, : self.history]}
         if self.horizon:
-            batch["target"] = both[:, history:, on_device(both, self.targets)]
+            batch["target"] = values[:, self.history :, on_device(values, self.targets)]
         return batch
-
-
-def _window(ends: np.ndarray, present: np.ndarray, history: int, horizon: int) -> Spans:
-    width = history + horizon
-    starts = np.where(present, ends - history, 0)
-    return Spans(starts, np.where(present, width, 0), width)
 
 
 # --- baselines: metrics without a model
@@ -117,7 +91,7 @@ def _targets(store: Store, first: int, last: int) -> np.ndarray:
     """Return the standardized target columns (rows, G), float64."""
     targets = store.facts["targets"]
     frame = store.facts["frames"][0]
-    values = store.arrays[frame["name"]].read(first, last)[:, targets]
+    values = store.arrays["rows"].read(first, last)[:, targets]
     return (values - np.array(frame["mean"])[targets]) / np.array(frame["std"])[targets]
 
 
@@ -156,16 +130,14 @@ def _error_sums(error: np.ndarray, scale: np.ndarray) -> list[float]:
 def baseline_loss(store: Store, split: str) -> float:
     """Return the loss of repeating the last value, or of the training mean if that is lower."""
     samples = Samples(store, None, split)
-    first_targets = samples.first_targets(np.arange(len(samples)))
-    first = first_targets[0] - 1
-    rows = _targets(store, first, first_targets[-1] + samples.horizon)
-    last_known = first_targets - 1 - first
+    count = len(samples)
+    rows = _targets(store, samples.first - 1, samples.first + count + samples.horizon - 1)
     of_mean = []
     of_last = []
     for ahead in range(1, samples.horizon + 1):
-        target = rows[last_known + ahead]
+        target = rows[ahead : ahead + count]
         of_mean.append(np.square(target).mean())
-        of_last.append(np.square(target - rows[last_known]).mean())
+        of_last.append(np.square(target - rows[:count]).mean())
     return float(min(np.mean(of_mean), np.mean(of_last)))
 
 
@@ -190,15 +162,12 @@ def _regression_batches(store: Store, split: str) -> Iterator[tuple[np.ndarray, 
     Both are standardized differences from the last value.
     """
     samples = Samples(store, None, split)
-    history = store.facts["frames"][0]["history"]
+    history = samples.history
     for start in range(0, len(samples), WINDOWS_AT_ONCE):
-        indices = np.arange(start, min(start + WINDOWS_AT_ONCE, len(samples)))
-        first_targets = samples.first_targets(indices)
-        first = first_targets[0] - history
-        rows = _targets(store, first, first_targets[-1] + samples.horizon)
+        first = samples.first + start
+        count = min(WINDOWS_AT_ONCE, len(samples) - start)
+        rows = _targets(store, first - history, first + count + samples.horizon - 1)
         windows = np.lib.stride_tricks.sliding_window_view(rows, history + samples.horizon, 0)
-        if len(windows) > len(indices):
-            windows = windows[first_targets - first_targets[0]]
         last = windows[:, :, history - 1 : history]  # (B, G, 1)
         inputs = np.concatenate([windows[:, :, :history] - last, np.ones_like(last)], 2)
         target = windows[:, :, history:] - last
@@ -227,8 +196,7 @@ def synthesize(folder: Path, settings: Any) -> None:
     """Write 20,000 synthetic hours, which are always the same."""
     series = _made_up_series(20_000)
     splits = borders("0.7,0.15,0.15", len(series))
-    frames = [Frame("H1", series, 48), Frame("H4", resample(series, 4 * 3600, {}), 24)]
-    facts, _ = describe(frames, splits, targets=[0, 1, 2], horizon=12)
+    facts, _ = describe(series, splits, targets=[0, 1, 2], history=48, horizon=12)
     with StoreWriter(folder, WORKLOAD) as writer:
-        write_frames(writer, frames, splits, facts)
+        write_series(writer, series, splits, facts)
         writer.source = {"kind": "synthetic"}

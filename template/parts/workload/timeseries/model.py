@@ -1,4 +1,4 @@
-"""An LSTM forecaster for one or several time frames.
+"""An LSTM forecaster.
 
 Replace it with your own: the engine calls only `build_model`.
 
@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from .engine.interfaces import Batch, Output
 from .engine.plugins import discover
@@ -24,9 +23,9 @@ FLOAT32_ON_CPU = "the LSTM"  # the start of a run in half precision on a CPU pri
 
 
 class Encoder(nn.Module):
-    """The LSTM of one time frame.
+    """The LSTM, a block that supports activation checkpointing.
 
-    It supports activation checkpointing, but is never compiled, because compiling gains nothing for
+    It is never compiled, because compiling gains nothing for
     cuDNN's LSTM. Autocast runs cuDNN's RNNs in float16, even under bf16 (AutocastRNN.cpp). The
     standardized values inside fit its range; losses, weights and the head are not affected. On a
     CPU, the LSTM computes in float32 with any precision, because few CPUs support half precision.
@@ -44,68 +43,59 @@ class Encoder(nn.Module):
 
 
 class Forecaster(nn.Module):
-    """Encodes each frame and forecasts all horizons at once.
+    """Forecasts all horizons at once.
 
-    The scalers are part of the model, since batches contain original units.
+    The scaler is part of the model, since batches contain original units.
     """
 
     # The names of these layers in weights from a project with `layout: script`.
-    script_names: ClassVar = {"lstm": "encoders.0.lstm", "linear": "line"}
+    script_names: ClassVar = {"lstm": "encoder.lstm"}
 
-    targets: Tensor  # (G,) columns of the first frame; for a list, each step would wait
+    targets: Tensor  # (G,) columns; for a list, each step would wait
+    mean: Tensor  # (C,)
+    std: Tensor
     target_mean: Tensor  # (1, G)
     target_std: Tensor
 
     def __init__(self, settings: Sections, facts: dict[str, Any]):
         super().__init__()
         sizes = settings.model
-        frames = facts["frames"]
-        self.names = [frame["name"] for frame in frames]
-        self.register_buffer("targets", torch.tensor(facts["targets"]), persistent=False)
+        frame = facts["frames"][0]
+        num_columns = len(frame["mean"])
+        num_targets = len(facts["targets"])
         self.horizon = facts["horizon"]  # rows
         self.subtract = sizes.subtract_last
-        self.dropout = sizes.dropout
-        self.encoders = nn.ModuleList()
-        for frame in frames:
-            self.register_buffer(f"mean_{frame['name']}", torch.tensor(frame["mean"]))
-            self.register_buffer(f"std_{frame['name']}", torch.tensor(frame["std"]))
-            self.encoders.append(Encoder(len(frame["mean"]), sizes.width, sizes.depth))
+        self.register_buffer("targets", torch.tensor(facts["targets"]), persistent=False)
+        self.register_buffer("mean", torch.tensor(frame["mean"]))
+        self.register_buffer("std", torch.tensor(frame["std"]))
+        self.encoder = Encoder(num_columns, sizes.width, sizes.depth)
         self.register_buffer("target_mean", torch.tensor(facts["target_mean"]))
         self.register_buffer("target_std", torch.tensor(facts["target_std"]))
-        self.head = nn.Linear(sizes.width * len(frames), self.horizon * len(self.targets))
-        self.line = None
-        if sizes.linear_path:
-            self.line = nn.Linear(frames[0]["history"], self.horizon)
+        self.dropout = nn.Dropout(sizes.dropout)
+        self.head = nn.Linear(sizes.width, self.horizon * num_targets)
+        self.linear = nn.Linear(frame["history"], self.horizon) if sizes.linear_path else None
 
     def blocks(self) -> list[nn.Module]:
-        """The encoders, which are checkpointed and sharded one by one."""
-        return list(self.encoders)
+        """The encoder, which is checkpointed and sharded."""
+        return [self.encoder]
 
     def forecast(self, batch: Batch) -> Tensor:
         """Return standardized forecasts (B, H, G), in float32 even under autocast."""
-        frames = []
-        for name in self.names:
-            mean = getattr(self, f"mean_{name}")
-            std = getattr(self, f"std_{name}")
-            frames.append((batch[name] - mean) / std)
-        inputs = [x - x[:, -1:] for x in frames] if self.subtract else frames  # (B, T, C) each
-        encoded = self.encode(inputs, batch)
-        hidden = functional.dropout(encoded, self.dropout, self.training)
-        forecast = self.head(hidden).float().unflatten(1, (self.horizon, len(self.targets)))
-
-        series = frames[0][:, :, self.targets]  # (B, T, G)
-        last = series[:, -1:]
-        if self.line is not None:
-            change = self.line((series - last).transpose(1, 2))  # (B, G, H)
+        history = (batch["rows"] - self.mean) / self.std
+        last = history[:, -1:]
+        changes = history - last
+        hidden = self.dropout(self.encode(changes if self.subtract else history, batch))
+        forecast = self.head(hidden).float().unflatten(1, (self.horizon, -1))
+        if self.linear is not None:
+            change = self.linear(changes[:, :, self.targets].transpose(1, 2))  # (B, G, H)
             forecast = forecast + change.float().transpose(1, 2)
         if self.subtract:
-            forecast = forecast + last
+            forecast = forecast + last[:, :, self.targets]
         return forecast
 
-    def encode(self, inputs: list[Tensor], batch: Batch) -> Tensor:
-        """Return hidden units (B, frames × width). The extra `lanes` carries a state here."""
-        outputs = [encoder(x)[0] for x, encoder in zip(inputs, self.encoders, strict=True)]
-        return torch.cat(outputs, 1)
+    def encode(self, inputs: Tensor, batch: Batch) -> Tensor:
+        """Return hidden units (B, width). The extra `lanes` carries a state here."""
+        return self.encoder(inputs)[0]
 
     def forward(self, batch: Batch) -> Output:
         forecast = self.forecast(batch)
@@ -133,7 +123,7 @@ class Forecaster(nn.Module):
 
 
 def build_model(settings: Sections, facts: dict[str, Any]) -> nn.Module:
-    """Build the forecaster for the dataset's metadata: frames, scalers, targets and horizon."""
+    """Build the forecaster for the dataset's metadata: scaler, targets and horizon."""
     for lanes in discover("hooks", "build_model"):  # the extra `lanes`
         return lanes.build_model(settings, facts)
     return Forecaster(settings, facts)

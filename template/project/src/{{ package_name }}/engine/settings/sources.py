@@ -138,9 +138,11 @@ class Sources(Generic[S]):
                 setting = self.settings[key]
                 value = values.pop(key)
                 what = f"{key} cannot be {show(value)}"
-                if key == "phases":
-                    what = f"{'.'.join(path)}: {error['msg']}"
                 remedy = f"give {allowed(setting.annotation, setting.metadata)}"
+                if key == "phases" and len(path) > 1:
+                    place = ".".join([str(int(path[1]) + 1), *path[2:]])
+                    what = f"phases.{place}: {error['msg']}"
+                    remedy = "give each phase a name, steps and, if needed, overrides"
                 self.add_error(what, origin, remedy)
             return self.build(values, origin)
 
@@ -159,7 +161,7 @@ def near(word: str, spellings: Iterable[str], cutoff: float = 0.7) -> str:
 def suggestion(name: str, known: Iterable[str]) -> str:
     """Return the remedy for an unknown name: the most similar one, if there is one."""
     guess = near(name.replace("lr", "learning_rate"), known)  # `lr` is its name in torch.optim
-    return f"did you mean {guess!r}?" if guess else "see `train --help`, which lists all settings"
+    return f"did you mean {guess!r}?" if guess else "remove it, or see `train --help`"
 
 
 def show(value: object) -> str:

@@ -8,15 +8,16 @@ first frame. So no window sees a bar before its end.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from ..engine.data.store import StoreWriter
 from ..engine.errors import UserError
-from .scaling import Scaler
-from .series import Series, blocks_of, longest_step
+from .scaling import BLOCK_ROWS, Scaler
+from .series import JITTER, Series, blocks_of, longest_step
 
 UNITS = {"S": 1, "M": 60, "H": 3600, "D": 86400, "W": 604800}
 RULES = ("first", "max", "min", "last", "sum")
@@ -24,6 +25,9 @@ RULES = ("first", "max", "min", "last", "sum")
 BY_NAME = {"open": "first", "high": "max", "low": "min", "close": "last", "volume": "sum"}
 REDUCE = {"max": np.maximum, "min": np.minimum, "sum": np.add}
 Splits = dict[str, list[int]]
+MOSTLY = 0.95  # a grid needs this fraction of the rows in their places
+DAY = 86400
+STEPS = [seconds for seconds in range(1, DAY + 1) if DAY % seconds == 0]  # usual ones
 
 
 @dataclass(frozen=True)
@@ -39,12 +43,19 @@ class Frame:
 
 
 def make_frames(
-    series: Series, names: list[str], histories: list[int], rules: dict[str, str]
+    series: Series,
+    names: list[str],
+    histories: list[int],
+    rules: dict[str, str],
+    usual_step: int | None = None,
 ) -> list[Frame]:
     """Return a frame for each name, finest first; `rows` is the series without resampling.
 
-    rules: how to resample a column, if its name has no default in `BY_NAME`.
+    rules: how to resample a column, if its name has no default in `BY_NAME`. usual_step: that of
+    earlier files.
     """
+    step, tolerance = find_exact_step(series.times, usual_step)
+    series = replace(series, step=step)
     frames = []
     finer_step = 0  # the step of the previous frame
     for name, history in zip(names, histories, strict=True):
@@ -52,7 +63,7 @@ def make_frames(
         if step <= finer_step or step % series.step:
             remedy = f"choose multiples of {series.step} s, the distance of rows, finest first"
             raise UserError(f"a frame of {step} s does not fit here", f"--frames {name}", remedy)
-        bars = resample(series, step, rules)
+        bars = resample(series, step, rules, tolerance)
         if len(bars) < history:
             what = f"{len(bars)} rows are shorter than a history of {history}"
             remedy = f"give at least {history} such rows, or `prepare` with a smaller --history"
@@ -70,15 +81,16 @@ def seconds(name: str, flag: str = "--frames") -> int:
     return UNITS[match[1]] * int(match[2])
 
 
-def resample(series: Series, step: int, rules: dict[str, str]) -> Series:
+def resample(series: Series, step: int, rules: dict[str, str], tolerance: int = 0) -> Series:
     """Return the closed bars of `step` seconds, each with its start time.
 
-    If a row is known only after the end of its bar, because rows are irregular, the bar's time is
-    later. So a row that is early may come into the next bar, but never into one that has closed.
+    A row that is early by `tolerance` seconds belongs to the next bar. If a row is known only after
+    the end of its bar, because rows are irregular, the bar's time is later. So a row that is early
+    may come into the next bar, but never into one that has closed.
     """
     if step == series.step:
         return series
-    bar_of_row = (series.times + series.tolerance) // step
+    bar_of_row = (series.times + tolerance) // step
     begins = np.flatnonzero(np.diff(bar_of_row, prepend=bar_of_row[0] - 1))
     last_rows = np.append(begins[1:], len(series)) - 1
     earliest_times = series.times[last_rows] + series.step - step
@@ -98,6 +110,58 @@ def _reduce(column: np.ndarray, begins: np.ndarray, last_rows: np.ndarray, rule:
     if rule == "first":
         return column[begins]
     return column[last_rows]
+
+
+# --- the grid of the rows
+
+
+def find_exact_step(times: np.ndarray, usual_step: int | None = None) -> tuple[int, int]:
+    """Return the distance of rows, and how early a row may be; print a note about longer gaps.
+
+    The distance is the most frequent one, and the shorter one of two, unless the times jitter
+    around a grid.
+    """
+    counts = Counter[int]()
+    for start in range(0, len(times) - 1, BLOCK_ROWS):
+        counts.update(np.diff(times[start : start + BLOCK_ROWS + 1]).tolist())
+    step = min(counts, key=lambda distance: (-counts[distance], distance), default=1)
+    tolerance = 0
+    is_exact = all(distance % step == 0 for distance in counts)
+    if counts and not (is_exact and usual_step in (None, step)):
+        step, tolerance = find_grid(times[:BLOCK_ROWS], usual_step) or (step, 0)
+
+    return step, tolerance
+
+
+def find_grid(times: np.ndarray, usual_step: int | None) -> tuple[int, int] | None:
+    """Return the step of the grid that times jitter around, and how early a row may be.
+
+    None if there is no such grid. The step is `usual_step` or a usual part of a day.
+    """
+    distances = np.diff(times)
+    typical = np.median(distances)
+    step = min(STEPS, key=lambda seconds: abs(seconds - typical))
+    if usual_step and abs(usual_step - typical) <= 2 * JITTER * usual_step:
+        step = usual_step
+    if abs(step - typical) > 2 * JITTER * typical:
+        return None
+
+    # The mean place of the rows between two multiples of the step, on a circle.
+    angles = 2j * np.pi * (times % step) / step
+    phase = round(np.angle(np.exp(angles).mean()) * step / (2 * np.pi))
+    is_on_clock = abs(phase) <= JITTER / 2 * step
+    if is_on_clock:
+        phase = 0
+    late = (times - phase + step // 2) % step - step // 2
+    is_near = np.abs(late) <= JITTER * step
+    is_apart = distances >= (1 - 2 * JITTER) * step
+    if min(is_near.mean(), is_apart.mean()) < MOSTLY:
+        return None
+
+    furthest = np.abs(late[is_near]).max()
+    if furthest:
+        print(f"note: times are up to {furthest} s off a grid of {step} s, and are taken for it")
+    return step, int(JITTER * step) if is_on_clock else 0
 
 
 # --- what a window may see

@@ -1,0 +1,299 @@
+"""The extra `frames`: bars of several time frames, and no windows across gaps. No window sees a bar
+before its end."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from importing import imported
+from made_up import contents, files_of, lines, prepare, prepared, store, values, written
+from rendering import render
+from running import evaluation_of, losses, one_error, run
+from test_questions import refusal
+from test_series_faults import GRID, jittered, series
+from test_timeseries import GOOD, SMALL, text
+from workload import Workload
+
+FRAMES = Workload("timeseries+frames")
+THREE = "--frames H1,H4,D1 --history 24,12,5"
+
+
+def of_split(folder: Path, split: str) -> list[Any]:
+    """Every window of a split, one by one."""
+    flags = ("--data.order", "time", "--data.batch_size", "1")
+    return FRAMES.batches(store(folder, "timeseries+frames"), split, *flags)
+
+
+# ---- bars ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("row", [407, 408])
+def test_a_window_sees_no_open_bar(row, tmp_path):
+    """Whatever changes from a row on, windows whose targets begin there or earlier have the same
+    history.
+
+    Row 407 is the last hour of both a bar of four hours and one of a day. Row 408 comes half an
+    hour later, in the same bars: they close with it, not before.
+    """
+    before = values(600)
+    after = before.copy()
+    after[row:] += 1e6
+    histories = []
+    for name, table in (("before", before), ("after", after)):
+        content = text(table).replace("18 00:00", "17 23:30")
+        prepared(tmp_path / name, "timeseries+frames", content, f"{THREE} --split 0.5,0.5,0")
+        first = store(tmp_path / name, "timeseries+frames").splits["validation"][0]
+        histories.append(of_split(tmp_path / name, "validation")[: row - first + 1])
+    assert len(histories[0]) == row - 299
+    for one, other in zip(*histories, strict=True):
+        for frame in ("H1", "H4", "D1"):
+            assert one[frame].equal(other[frame])
+    assert not histories[0][-1]["target"].equal(histories[1][-1]["target"])
+
+
+def test_bars_are_as_a_slow_reading_makes_them(tmp_path):
+    """Open, high, low, close and volume by their names; a bar at its hour, the newest one that has
+    closed."""
+    table = np.random.default_rng(3).normal(size=(500, 6))
+    content = text(table, names="Open,High,Low,Close,Volume,Other")
+    prepared(tmp_path, "timeseries+frames", content, "--frames H1,H4 --aggregate Other=max")
+    table = table.astype(np.float32)
+    reach = store(tmp_path, "timeseries+frames").facts["reach"]
+    for number, window in enumerate(of_split(tmp_path, "train")):
+        known = reach + number  # rows 0 to known − 1 have closed
+        first = known // 4 * 4 - 24 * 4
+        bars = table[first : first + 24 * 4].reshape(24, 4, 6)
+        expected = [
+            bars[:, 0, 0],
+            bars[:, :, 1].max(1),
+            bars[:, :, 2].min(1),
+            bars[:, -1, 3],
+            bars[:, :, 4].sum(1),
+            bars[:, :, 5].max(1),
+        ]
+        np.testing.assert_allclose(window["H4"][0], np.stack(expected, 1), rtol=1e-5, atol=1e-6)
+
+
+def test_a_grid_with_jitter_is_that_grid(tmp_path):
+    flags = "--frames M15,H1"
+    out = prepared(tmp_path / "odd", "timeseries+frames", series(jittered()), flags).out
+    assert "times are up to 40 s off a grid of 900 s" in out
+    assert "gaps" not in out
+    exact = prepared(tmp_path / "exact", "timeseries+frames", series(GRID), flags).out
+    assert "grid" not in exact
+    bars = [contents(tmp_path / name, "timeseries+frames")["H1"] for name in ("odd", "exact")]
+    rows = min(map(len, bars))
+    assert abs(len(bars[1]) - len(bars[0])) <= 4  # bytes: the last bar may close later
+    assert bars[0][:rows] == bars[1][:rows]
+
+
+@pytest.mark.parametrize("frames", ["M15,H1", "M30,H1,H4"])
+@pytest.mark.parametrize("seed", range(3))
+def test_no_window_sees_an_open_bar_of_jittered_times(frames, seed, tmp_path):
+    """A value is the number of the last row in it: no frame knows a later one than the first."""
+    times = jittered(seed, most=90)
+    times[12:500:20] -= 700  # beyond the tolerance, into the bar before
+    times[500::50] += 700
+    content = lines({"date": list(times), "row": list(range(len(times)))})
+    prepared(tmp_path, "timeseries+frames", content, f"--frames {frames} --horizon 1")
+    names = frames.split(",")
+    for window in of_split(tmp_path, "train") + of_split(tmp_path, "validation"):
+        known = window[names[0]].max()
+        assert known < window["target"].min()
+        for name in names[1:]:
+            assert window[name].max() <= known
+        assert window[names[1]].max() >= known - 8  # and no bar is forgotten
+
+
+# ---- runs ----------------------------------------------------------------------------------------
+
+
+def test_a_run_of_three_frames_trains_forecasts_and_is_refused_without_the_extra(tmp_path):
+    prepared(tmp_path, "timeseries+frames", text(values()), THREE)
+    FRAMES.done(*SMALL, cwd=tmp_path)
+    FRAMES.done("evaluate", cwd=tmp_path)
+    assert evaluation_of(tmp_path)["metrics"]["mse"] > 0
+    split = FRAMES.predicted(tmp_path)
+    assert split["prediction"].shape == (145, 6, 3)
+    written(tmp_path, text(values()[:900]), "new.csv")
+    new = FRAMES.predicted(tmp_path, "--input", "new.csv")
+    place = int(np.flatnonzero(new["time"] == split["time"][0])[0])
+    same_windows = new["prediction"][place:][:40]
+    np.testing.assert_allclose(same_windows, split["prediction"][:40], rtol=1e-5, atol=1e-5)
+    refused = run(render(workload="timeseries"), *SMALL, cwd=tmp_path)
+    one_error(refused, "time frames or gaps: .*: add the extra `frames`")
+
+
+def test_noise_behind_the_training_border_changes_neither_scalers_nor_losses(tmp_path):
+    noisy = values()
+    noisy[700:] = 1e3 * np.random.default_rng(1).normal(size=(300, 3))
+    outcomes = []
+    for name, table in (("as_it_is", values()), ("noisy", noisy)):
+        folder = tmp_path / name
+        prepared(folder, "timeseries+frames", text(table), f"{THREE} --split 700,150,150")
+        FRAMES.done(*SMALL, cwd=folder)
+        outcomes.append((store(folder, "timeseries+frames").facts, losses(folder)))
+    assert outcomes[0] == outcomes[1]
+    assert len(outcomes[0][1]) == 20
+
+
+def test_data_of_one_frame_train_alike_with_and_without_the_extra(tmp_path):
+    """The same file, the same initial weights: only names of layers differ."""
+    for name, project in (("with", FRAMES.project()), ("without", render(workload="timeseries"))):
+        prepared(tmp_path / name, FRAMES.name if name == "with" else "timeseries", text(values()))
+        assert run(project, *SMALL, cwd=tmp_path / name).code == 0
+    assert losses(tmp_path / "with") == losses(tmp_path / "without")
+
+
+def test_only_timeseries_has_frames(tmp_path):
+    assert refusal(tmp_path, workload="llm", extras=["frames"]).endswith(
+        "only timeseries has frames"
+    )
+
+
+# ---- lanes through several frames ----------------------------------------------------------------
+
+
+def model(order: str) -> Any:
+    sizes = {"width": 8, "depth": 2, "dropout": 0.0, "subtract_last": True, "linear_path": False}
+    settings = SimpleNamespace(model=SimpleNamespace(**sizes), data=SimpleNamespace(order=order))
+    scale = {"history": 24, "mean": [0.0] * 3, "std": [1.0] * 3}
+    frames = [{"name": "H1", "step": 3600, **scale}, {"name": "H4", "step": 14400, **scale}]
+    facts: dict[str, Any] = {"horizon": 6, "targets": [0, 2], "frames": frames}
+    facts |= {"target_mean": [[0.0, 0.0]], "target_std": [[1.0, 1.0]]}
+    torch.manual_seed(0)
+    project = render(workload="timeseries", extras=["frames", "lanes"])
+    return imported(project, "model").build_model(settings, facts)
+
+
+def test_only_frames_that_a_lane_passes_once_are_carried():
+    generator = torch.Generator().manual_seed(1)
+    everywhere = torch.ones(4, dtype=torch.bool)
+    batch = {name: torch.randn(4, 24, 3, generator=generator) for name in ("H1", "H4")}
+    batch["target"] = torch.randn(4, 6, 2, generator=generator)
+    batch |= {"present": everywhere, "starts_sequence": everywhere}
+    carrying = model("lanes")
+    loss = carrying(batch).loss
+    assert carrying.recurrent.states[True].keys() == {"H1"}
+    plain = model("full")
+    assert not hasattr(plain, "recurrent")
+    assert torch.equal(loss, plain(batch).loss), "each lane starts here"
+
+
+# ---- windows across gaps -------------------------------------------------------------------------
+
+GAPS = np.delete(GRID, [*range(300, 310), *range(600, 602), *range(800, 840), *range(950, 960)])
+
+
+def crosses(times: np.ndarray, first: int, last: int, longest: int) -> bool:
+    return bool((np.diff(times[first:last]).astype(int) > longest).any())
+
+
+@pytest.mark.parametrize("jitter", [0, 40])
+def test_windows_across_a_longer_gap_are_left_out_of_each_split(jitter, tmp_path):
+    """Their values are the numbers of their rows."""
+    times = GAPS + np.random.default_rng(0).integers(-jitter, jitter + 1, len(GAPS))
+    content = lines({"date": list(times), "row": list(range(len(times)))})
+    flags = "--max-gap H1 --split 700,100,138"
+    out = prepared(tmp_path, "timeseries+frames", content, flags).out
+    borders = store(tmp_path, "timeseries+frames").splits
+    counts = []
+    for split, (first, last) in borders.items():
+        expected = []
+        for row in range(max(first, 24), last - 6 + 1):
+            if not crosses(times, row - 24, row + 6, 3600 + 180):
+                expected.append(row)
+        read = of_split(tmp_path, split)
+        assert [int(window["target"][0, 0, 0]) for window in read] == expected
+        for window in read:
+            rows = [*window["rows"][0, :, 0].tolist(), *window["target"][0, :, 0].tolist()]
+            assert np.diff(rows).tolist() == [1] * 29
+        counts.append(f"{len(expected)} {split}")
+    assert f"windows:    {', '.join(counts)}" in out
+    assert "windows left out, across gaps longer than H1: 87" in out
+
+
+def test_a_run_without_windows_across_gaps_trains_evaluates_and_forecasts(tmp_path):
+    prepared(tmp_path, "timeseries+frames", series(GAPS), "--max-gap H1 --split 700,100,138")
+    FRAMES.done(*SMALL, cwd=tmp_path)
+    evaluation = FRAMES.evaluated(tmp_path)
+    forecast = FRAMES.predicted(tmp_path)
+    table = values(len(GAPS))[:, 0].astype(np.float32)
+    seconds = GAPS.astype(np.int64)
+    rows = np.searchsorted(seconds, forecast["time"])
+    targets = np.stack([table[row + 1 : row + 7] for row in rows])
+    assert forecast["prediction"][..., 0].shape == targets.shape
+    std = store(tmp_path, "timeseries+frames").facts["target_std"][0][0]
+    error = np.square(targets - table[rows][:, None]).mean() / std**2
+    repeated = evaluation["baselines"]["repeat_last"]["mse"]
+    assert repeated == pytest.approx(error, rel=1e-4)
+
+    written(tmp_path, series(GAPS[200:400]), "new.csv")
+    new = FRAMES.predicted(tmp_path, "--input", "new.csv")["time"]
+    expected = [*seconds[200 + 23 : 300], *seconds[300 + 23 : 400]]
+    assert new.tolist() == expected
+    written(tmp_path, series(GAPS[290:310]), "new.csv")
+    one_error(FRAMES.run("predict", "--input", "new.csv", cwd=tmp_path), "shorter than a history")
+    written(tmp_path, series(GAPS[285:315]), "new.csv")
+    says = "each window .*longer gap: --max-gap H1"
+    one_error(FRAMES.run("predict", "--input", "new.csv", cwd=tmp_path), says)
+    with_lanes = render(workload="timeseries", extras=["lanes", "frames"])
+    words = (*SMALL, "--data.order", "lanes")
+    one_error(run(with_lanes, *words, cwd=tmp_path), "lanes .*--max-gap.*data.order")
+
+
+def test_a_gap_that_is_allowed_changes_no_sample(tmp_path):
+    batches = []
+    for name, flags in (("plain", ""), ("allowed", "--max-gap D1")):
+        prepared(tmp_path / name, "timeseries+frames", series(GAPS), f"--frames M15,H1 {flags}")
+        batches.append(of_split(tmp_path / name, "train"))
+    for plain, allowed in zip(*batches, strict=True):
+        assert all(plain[name].equal(allowed[name]) for name in plain)
+    assert "windows" not in contents(tmp_path / "plain", "timeseries+frames")
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ("--max-gap 2h", "no time frame '2h': --max-gap"),
+        ("--max-gap M5", "300 s is less than the distance of rows, 900 s: --max-gap M5"),
+        ("--max-gap H1 --time-column none --drop date", "rows without times have no gaps"),
+        ("--max-gap M15 --history 290", "each window of the split validation .*--max-gap M15"),
+    ],
+)
+def test_a_limit_of_gaps_that_cannot_be_is_one_line(flags, says, tmp_path):
+    path = written(tmp_path, series(GAPS))
+    one_error(prepare(tmp_path, "timeseries+frames", path, flags), says)
+    assert not (tmp_path / "data" / "manifest.json").exists()
+
+
+# ---- bad input -----------------------------------------------------------------------------------
+
+# name: flags, the error
+BAD: dict[str, tuple[str, str]] = {
+    "frames in another order": ("--frames H4,H1", "H1: .*finest first"),
+    "too fine a frame": ("--frames M30", "M30: .*multiples of 3600 s"),
+    "no frame": ("--frames X1", "no time frame 'X1'"),
+    "too many histories": ("--frames H1,H4 --history 1,2,3", "--history: .*2 for H1, H4"),
+    "too long a history": (
+        "--frames H1,D1 --history 24,900",
+        "41 rows are shorter than a history of 900: time frame 'D1'",
+    ),
+    "no rule": ("--frames H1,D1 --aggregate wave=mean", "no rule 'mean'"),
+    "a split without windows": (
+        "--frames H1,D1 --history 12,1 --split 20,280,300",
+        "0 training and 271 validation windows",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_frames_are_one_line_and_leave_the_data_that_were_there(name, tmp_path):
+    flags, says = BAD[name]
+    written(tmp_path / "data", "{}", "manifest.json")
+    path = written(tmp_path, GOOD)
+    one_error(prepare(tmp_path, "timeseries+frames", path, flags), says)
+    assert files_of(tmp_path / "data") == {"manifest.json": b"{}"}
