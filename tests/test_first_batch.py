@@ -26,12 +26,6 @@ BREACHES = {
         "    return model",
         "no weights.*: model.py",
     ),
-    "layers in a plain list": (
-        "nn.ModuleList(map(Layer, widths, widths[1:]))",
-        "list(map(Layer, widths, widths[1:]))",
-        "not registered.*: model.py: use nn.ModuleList",
-    ),
-    "a forgotten mask": (" * present  # 0 for padding rows", "", f"padding rows.*{FORWARD}"),
     "no return in blocks": ("return list(self.layers)", "list(self.layers)", "blocks.*: model.py"),
     "a loss for each row": (RETURNED, "return Output(error.square(), total_weight, ", FORWARD),
     "a loss of one row": (RETURNED, "return Output(loss[None], total_weight, ", FORWARD),

@@ -20,7 +20,7 @@ from ..engine.compute.precision import Precision, mean_and_clip
 from ..engine.data.rows import deliver, gather, mapped, stored_dtype
 from ..engine.interfaces import Batch, Rows, Spans
 from ..engine.plugins import discover
-from ..engine.run.checks import check_model
+from ..engine.run.dry_run import check_model
 from ..engine.run.progress import seed_everything
 from ..model import build_model
 from ..optimizer import build_optimizer

@@ -14,19 +14,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..engine.compute.distributed import Distributed
+from ..engine.errors import UserError
 from ..engine.interfaces import Batch, Rows
 from ..engine.run.checkpoint import Checkpoint
-from ..engine.run.checks import (
-    FORWARD,
-    check_batch,
-    check_output,
-    check_predictions,
-    check_registered,
-    kind,
-)
+from ..engine.run.dry_run import FORWARD, check_batch, check_output, check_predictions, kind
 from ..engine.run.progress import seed_everything
 from .bench import (
     BETWEEN,
@@ -70,6 +64,30 @@ def check_shapes(bench: Bench) -> str:
     require(several.metrics.keys() == alone.keys(), why, FORWARD)
     check_predictions(predicted(model, bench.batch), bench.batch)
     return ", ".join(f"{name} {kind(x)}" for name, x in list(bench.batch.items())[:-3])
+
+
+def leaves(loss: Tensor) -> Iterator[Tensor]:
+    """Yield the leaf tensors that get a gradient from this loss."""
+    seen = set[Any]()
+    waiting = [loss.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        waiting += [before for before, _ in node.next_functions]
+        if hasattr(node, "variable"):
+            yield node.variable
+
+
+def check_registered(model: nn.Module, loss: Tensor) -> None:
+    """Raise `UserError` if the loss depends on a weight that is not one of the model's."""
+    known = {id(weight) for weight in model.parameters()}
+    for weight in leaves(loss):
+        if id(weight) not in known:
+            what = f"a weight of shape {tuple(weight.shape)} is not registered"
+            remedy = "use nn.ModuleList or nn.ParameterList instead of a list"
+            raise UserError(f"{what}, so it is not trained or saved", "model.py", remedy)
 
 
 def check_training(model: Any, batch: Batch) -> None:

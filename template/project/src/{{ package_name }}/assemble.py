@@ -19,7 +19,7 @@ from .engine.data.loader import Loader
 from .engine.data.store import MANIFEST, SYNTHETIC, Store
 from .engine.errors import UserError
 from .engine.plugins import discover
-from .engine.run.checks import check_model
+from .engine.run.dry_run import check_model
 from .engine.run.progress import seed_everything
 from .engine.run.project import Project
 from .engine.run.weights import freeze

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -10,19 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UserError
-from .checks import (
-    FORWARD,
-    check_batch,
-    check_mask,
-    check_output,
-    check_predictions,
-    check_registered,
-)
+from ..interfaces import Batch, Output
 from .explanations import out_of_memory
 from .progress import random_state, set_random_state
 
 if TYPE_CHECKING:
     from .project import Project
+
+FORWARD = "model.py, forward"
+PREDICT = "model.py, predict"
 
 
 def dry_run(project: Project, loader: Any, validation: Any = None) -> float:
@@ -45,8 +41,6 @@ def dry_run(project: Project, loader: Any, validation: Any = None) -> float:
             if not output.loss.requires_grad:
                 remedy = "compute it without detach, item and no_grad"
                 raise UserError("the loss has no gradient", FORWARD, remedy)
-            if not project.distributed.forward_exchanges:  # shards are not the tensors of a forward
-                check_registered(project.model, output.loss)
             output.loss.backward(gradient=output.total_weight)
         except torch.cuda.OutOfMemoryError as error:
             # The other ranks wait in the exchange, and end when this process ends.
@@ -76,34 +70,17 @@ def without_trace(model: nn.Module) -> Iterator[None]:
 
 @torch.no_grad()
 def check_answers(project: Project, loader: Any) -> None:
-    """Check what the model returns in evaluation, with two samples and without compiling.
-
-    They are of the last batch, which is often padded.
-    """
+    """Check what the model returns in evaluation, for two samples and without compiling."""
+    batches = loader.epoch(0)
+    batch = {name: values[:2] for name, values in next(batches).items()}
+    batches.close()
     model = project.model
-    batches = loader.epoch(0, len(loader) - 1)
-    batch = next(batches)
-    samples = batch["present"].nonzero()[:2, 0]
-    padding = (~batch["present"]).nonzero()[:2, 0]
-    rows = torch.cat([samples, padding])
-    padded = {name: values[rows] for name, values in batch.items()}
-    alone = padded
-    if len(samples):
-        alone = {name: values[: len(samples)] for name, values in padded.items()}
     was_training = model.training
     model.eval()
-    try:
-        with torch.compiler.set_stance("force_eager"), project.precision.autocast():
-            # A sharded model needs as many calls on every rank, whatever its padding.
-            outputs = [model(padded), model(alone)]
-            for output in outputs:
-                check_output(output)
-            check_predictions(model.predict(alone), alone)
-        if len(samples) and len(padding):
-            check_mask(*outputs)
-    finally:
-        model.train(was_training)
-        batches.close()
+    with torch.compiler.set_stance("force_eager"), project.precision.autocast():
+        check_output(model(batch))
+        check_predictions(model.predict(batch), batch)
+    model.train(was_training)
 
 
 def reserve_averages(optimizer: torch.optim.Optimizer) -> list[Tensor]:
@@ -113,3 +90,90 @@ def reserve_averages(optimizer: torch.optim.Optimizer) -> list[Tensor]:
         count = 2 * ("betas" in group) + ("momentum" in group)  # AdamW has two, Muon has one
         reserved += [torch.empty_like(parameter) for parameter in group["params"] * count]
     return reserved
+
+
+# --- the contract of interfaces.py; each breach is one line that names the place
+
+
+def check_model(model: Any) -> None:
+    """Raise `UserError` if `build_model` returned anything but a model with weights."""
+    if not isinstance(model, nn.Module):
+        what = f"build_model returns {kind(model)}, not an nn.Module"
+        raise UserError(what, "model.py, build_model", "return the model")
+    title = f"the model {type(model).__name__}"
+    require_attributes(("predict", "blocks"), model, title)
+    if not list(model.parameters()):
+        remedy = "assign layers to attributes, and a list of layers as nn.ModuleList"
+        raise UserError(f"{title} has no weights", "model.py", remedy)
+    blocks: Any = model.blocks()  # type: ignore[operator]
+    is_list = isinstance(blocks, list | tuple | nn.ModuleList)
+    if not is_list or not all(isinstance(block, nn.Module) for block in blocks):
+        remedy = "return a list of modules; it may be empty"
+        raise UserError(f"blocks returns {kind(blocks)}", "model.py, blocks", remedy)
+
+
+def check_batch(batch: Batch) -> None:
+    """Raise `UserError` if a tensor's first axis is not the samples."""
+    count = len(batch["present"])
+    for name, value in batch.items():
+        if not _has_samples(value, count):
+            what = f"batch['{name}'] of {count} samples is {kind(value)}"
+            raise UserError(what, "dataset.py, Samples.batch", "make the samples its first axis")
+
+
+def check_output(output: Any) -> None:
+    """Raise `UserError` if a result of `forward` is not an `Output` of scalars."""
+    require_attributes(Output._fields, output, f"the {type(output).__name__} that forward returns")
+    if not isinstance(output.metrics, dict):
+        remedy = "return a dictionary of (sum, count) by name"
+        raise UserError(f"metrics is {kind(output.metrics)}", FORWARD, remedy)
+    scalars = [("loss", output.loss), ("total_weight", output.total_weight)]
+    for name, pair in output.metrics.items():
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            what = f"metric '{name}' is {kind(pair)}, not (sum, count)"
+            raise UserError(what, FORWARD, "return both as tensors ()")
+        scalars += [(f"a value of metric '{name}'", value) for value in pair]
+    for name, value in scalars:
+        if not isinstance(value, Tensor) or value.shape:
+            remedy = "return a tensor (), as sum() and mean() do"
+            raise UserError(f"{name} is {kind(value)}, not a tensor ()", FORWARD, remedy)
+
+
+def check_predictions(predictions: Any, batch: Batch) -> None:
+    """Raise `UserError` if a prediction has no row for each sample, or other axes than `target`."""
+    if not isinstance(predictions, dict):
+        remedy = "return a dictionary of tensors by name"
+        raise UserError(f"predict returns {kind(predictions)}", PREDICT, remedy)
+    count = len(batch["present"])
+    for name, value in predictions.items():
+        if not _has_samples(value, count):
+            what = f"'{name}' of {count} samples is {kind(value)}"
+            raise UserError(what, PREDICT, "return a tensor whose first axis is the samples")
+    if "prediction" not in predictions or "target" not in batch:
+        return
+    prediction = predictions["prediction"]
+    target = batch["target"]
+    # (B, 1) minus (B,) is (B, B), without an error.
+    are_alike = prediction.squeeze().shape == target.squeeze().shape
+    if are_alike and prediction.shape != target.shape:
+        what = f"'prediction' is {kind(prediction)}, and 'target' is {kind(target)}"
+        raise UserError(what, PREDICT, "give both the same axes, as by squeeze(1)")
+
+
+def _has_samples(value: Any, count: int) -> bool:
+    return isinstance(value, Tensor) and value.shape[:1] == (count,)
+
+
+def kind(value: object) -> str:
+    """Describe a value in an error: `(8, 6) float32`, or its type."""
+    if isinstance(value, Tensor):
+        return f"{tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}"
+    return type(value).__name__
+
+
+def require_attributes(names: Iterable[str], value: object, title: str) -> None:
+    """Raise `UserError` if an object from your model.py lacks one of the attributes `names`."""
+    missing = [name for name in names if not hasattr(value, name)]
+    if missing:
+        what = f"{title} has no {' and no '.join(missing)}"
+        raise UserError(what, "model.py", "add it; engine/interfaces.py has the contract")

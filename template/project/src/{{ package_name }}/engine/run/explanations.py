@@ -6,8 +6,6 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
-from ..files import read_lines
-from ..runs import project_root
 
 if TYPE_CHECKING:
     from ..settings.config import Settings
@@ -99,25 +97,12 @@ def unloadable(error: BaseException | None, first: str) -> UserError | None:
     """Return the line for a library that is missing or was built for another machine."""
     name = (getattr(error, "name", None) or first).partition(".")[0]
     if isinstance(error, ImportError) and name != PACKAGE:
-        return UserError(f"{name} cannot be loaded", first, remedy_of_import(error, name))
+        remedy = "`make setup` installs it if pyproject.toml lists it; another version may lack it"
+        return UserError(f"{name} cannot be loaded", first, remedy)
     if isinstance(error, OSError) and "shared object" in first:  # so torch misses libgomp
         remedy = "install it with the packages of the system"
         return UserError(f"{name} cannot be loaded", first, remedy)
     return None
-
-
-def remedy_of_import(error: ImportError, name: str) -> str:
-    """Return what to do about a library that is missing, damaged, or has no such name."""
-    # The library is there, but not what is in it.
-    is_partly_there = error.name is not None and error.name != name
-    if is_partly_there or "cannot import name" in str(error):
-        return f"correct the import, or install another version of {name}"
-    # A library may have another name than its module: pyyaml, mlflow-skinny.
-    required = "\n".join(read_lines(project_root() / "pyproject.toml"))
-    is_required = re.search(rf'"[\w.-]*{name.replace("_", "[-_.]?")}', required)
-    if isinstance(error, ModuleNotFoundError) and not is_required:
-        return "add it to the dependencies in pyproject.toml, then run `make setup`"
-    return "`make setup` installs it"
 
 
 def missing_memory(error: BaseException | None) -> str:

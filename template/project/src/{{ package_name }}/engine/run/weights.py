@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 INIT_FROM = "training.init_from"
 CHECKPOINTS = "checkpoints"
-MODEL = "model.safetensors"
 BEST_OF_SCRIPT = "best_step"  # the name of that step in a script's checkpoint
 SHOWN = 3  # tensors named in a note
 
@@ -75,28 +74,21 @@ def load_initial(project: Project, restored: bool) -> list[str]:
     of categories, are not: they follow from the data. restored: the run has loaded its own
     checkpoint, which takes precedence.
     """
-    settings = project.settings
-    place = settings.training.init_from
+    place = project.settings.training.init_from
     if restored or not place:
         return []
-
     path, tensors, skipped = read_weights(place, project)
-    source = _floats(tensors)
     target = _floats(project.model.state_dict(keep_vars=True))
-    fitting = []
-    for name, tensor in target.items():
-        if name in source and source[name].shape == tensor.shape:
-            fill(tensor, source[name])
-            fitting.append(name)
+    source = _floats(_renamed(tensors, target, getattr(project.model, "script_names", {})))
+    fitting = [name for name in target if name in source and fits(source[name], target[name])]
+    for name in fitting:
+        fill(target[name], source[name])
 
     filled = {id(target[name]) for name in fitting}  # a tied weight has two names
     left = sorted(source.keys() - fitting)
-    new = [
-        name
-        for name, tensor in target.items()
-        if isinstance(tensor, nn.Parameter) and id(tensor) not in filled
-    ]
-    if filled.isdisjoint(map(id, project.model.parameters())):
+    weights = {name: tensor for name, tensor in target.items() if isinstance(tensor, nn.Parameter)}
+    new = [name for name, weight in weights.items() if id(weight) not in filled]
+    if len(new) == len(weights):
         remedy = f"it has {listed(source, left)}; the model has {listed(target, new)}"
         raise UserError("no weight fits this model", f"{INIT_FROM} {path}", remedy)
     notes = [f"skipped a damaged checkpoint: {name}" for name in skipped]
@@ -104,17 +96,30 @@ def load_initial(project: Project, restored: bool) -> list[str]:
     return [*notes, f"weights of {path}: {counts}; unused: {listed(source, left)}"]
 
 
+def fits(source: Tensor, target: Tensor) -> bool:
+    return source.shape == target.shape
+
+
 def _floats(tensors: Tensors) -> Tensors:
     return {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
+
+
+def _renamed(tensors: Tensors, target: Tensors, layers: dict[str, str]) -> Tensors:
+    """Give tensors that the model lacks the names of `layers`, as those of `layout: script` need."""
+    renamed = {}
+    for name, tensor in tensors.items():
+        layer, dot, parameter = name.partition(".")
+        if name not in target:
+            layer = layers.get(layer, layer)
+        renamed[layer + dot + parameter] = tensor
+    return renamed
 
 
 def listed(tensors: Tensors, names: list[str]) -> str:
     """Name the first of many tensors: `head.weight 1×64, head.bias 1 and 4 more`."""
     shown = [f"{name} {'×'.join(map(str, tensors[name].shape))}".strip() for name in names[:SHOWN]]
     text = ", ".join(shown) or "nothing"
-    if len(names) > SHOWN:
-        text += f" and {len(names) - SHOWN} more"
-    return text
+    return f"{text} and {len(names) - SHOWN} more" if len(names) > SHOWN else text
 
 
 # --- where weights are
@@ -123,9 +128,9 @@ def listed(tensors: Tensors, names: list[str]) -> str:
 def read_weights(place: str, project: Project) -> Weights:
     """Read the weights of a run or a checkpoint, or those in a file or folder of safetensors.
 
-    In a run, they are in the best checkpoint that is intact, or else in the newest one. In a
-    folder, they are in `model.safetensors`, or else in all of its files. Runs and checkpoints of
-    `layout: script` can be read, too. Any other file that `torch.save` wrote is read as it is.
+    In a run, they are in the best checkpoint that is intact, or else in the newest one. Runs and
+    checkpoints of `layout: script` can be read, too. Any other file that `torch.save` wrote is read
+    as it is.
     """
     path = RUNS / place if is_run(RUNS / place) else Path(place)
     if (path / CHECKPOINTS).is_dir():
@@ -133,32 +138,28 @@ def read_weights(place: str, project: Project) -> Weights:
     if path.parent.name == CHECKPOINTS:
         return _read_checkpoint(path.parent, path.name, project)
 
-    if (path / MODEL).exists():
-        path = path / MODEL
-    files = sorted(path.glob("*.safetensors"))
-    if path.is_file() and path.suffix != ".safetensors":
-        return path, _weights_in(read_plain(path), path, project), []
-    if path.is_file():
-        files = [path]
+    files = [path] if path.is_file() else sorted(path.glob("*.safetensors"))
     if not files:
         remedy = "give a run, a checkpoint, or a folder or file of weights"
         raise UserError("there are no weights", f"{INIT_FROM} {place}", remedy)
-    return path, _read_files(files), []
-
-
-def _read_files(files: list[Path]) -> Tensors:
     tensors: Tensors = {}
     for file in files:
-        try:
-            content = load_file(file)
-        except (OSError, SafetensorError) as error:
-            what = f"cannot read the weights ({error})"
-            raise UserError(what, str(file), "copy the file again") from error
+        content = _read_file(file)
         if content.keys() & tensors.keys():
             what = "two files have a tensor of the same name"
-            raise UserError(what, f"{INIT_FROM} {file.parent}", "give the path of one file")
+            raise UserError(what, f"{INIT_FROM} {path}", "give the path of one file")
         tensors |= content
-    return tensors
+    return path, tensors, []
+
+
+def _read_file(path: Path) -> Tensors:
+    if path.suffix != ".safetensors":
+        return _weights_in(read_plain(path), path)
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        what = f"cannot read the weights ({error})"
+        raise UserError(what, str(path), "copy the file again") from error
 
 
 def _read_checkpoint(folder: Path, which: str, project: Project) -> Weights:
@@ -173,31 +174,15 @@ def _read_checkpoint(folder: Path, which: str, project: Project) -> Weights:
                 state = {**checkpoint.read(path), "path": path}
     path = state["path"]
     weights = checkpoint.complete({"model": state["model"]}, path)
-    return path, _weights_in({**state, **weights}, path, project), checkpoint.skipped
+    return path, _weights_in(weights, path), checkpoint.skipped
 
 
-def _weights_in(content: Any, path: Path, project: Project) -> Tensors:
-    """Return the weights in a file of `torch.save`: a state_dict by itself, or with other values.
-
-    Layers of a script get the names of the package's model.
-    """
-    weights = content
+def _weights_in(content: Any, path: Path) -> Tensors:
+    """Return the weights in a file of `torch.save`: a state_dict by itself, or with other values."""
     for name in ("model", "state_dict"):
         if isinstance(content, dict) and isinstance(content.get(name), dict):
-            weights = content[name]
-    if not isinstance(weights, dict):
+            content = content[name]
+    if not isinstance(content, dict):
         what = f"the file has a {type(content).__name__}, no weights"
         raise UserError(what, f"{INIT_FROM} {path}", "save the model's state_dict()")
-    tensors = {name: value for name, value in weights.items() if isinstance(value, Tensor)}
-    if BEST_OF_SCRIPT in content:
-        return _rename(tensors, getattr(project.model, "script_names", {}))
-    return tensors
-
-
-def _rename(tensors: Tensors, layers: dict[str, str]) -> Tensors:
-    """Rename layers as the model of the package names them."""
-    renamed = {}
-    for name, tensor in tensors.items():
-        layer, dot, parameter = name.partition(".")
-        renamed[layers.get(layer, layer) + dot + parameter] = tensor
-    return renamed
+    return {name: value for name, value in content.items() if isinstance(value, Tensor)}
