@@ -122,7 +122,7 @@ def test_a_level_added_to_the_series_is_added_to_the_forecast():
 def test_the_lstm_is_not_compiled(tmp_path):
     prepared(tmp_path, "timeseries", text(values()))
     words = ("--training.max_steps", "2", "--compile.enabled", "true")
-    assert "Encoder (an RNN)" in done(tmp_path, *SMALL, *words)
+    assert "RNNs and modules of torch.nn are not compiled" in done(tmp_path, *SMALL, *words)
 
 
 # ---- evaluate and predict ------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from .engine.errors import UserError
+from .optimizer import decay_groups
 
 
 class MuonAdamW(torch.optim.Optimizer):
@@ -42,6 +43,14 @@ class MuonAdamW(torch.optim.Optimizer):
             optimizer.state = self.state
             optimizer.step()
         return loss
+
+
+def build(model: nn.Module, decay: float, **options: Any) -> MuonAdamW:
+    """Build the optimizer: Muon for the inner matrices, AdamW for all other weights."""
+    matrices = inner_matrices(model)
+    in_muon = {id(weight) for weight in matrices}
+    others = [weight for weight in model.parameters() if id(weight) not in in_muon]
+    return MuonAdamW(matrices, decay_groups(others, decay), decay, **options)
 
 
 def inner_matrices(model: Any) -> list[Tensor]:

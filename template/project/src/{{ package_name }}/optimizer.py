@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from .engine.errors import UserError
 
-FUSED = ("adamw", "muon")  # optimizers with one kernel that updates all weights
 ONECYCLE_START = 1 / 25  # first learning rate over the peak (Smith & Topin 2018; OneCycleLR)
 ONECYCLE_END = ONECYCLE_START / 1e4
 
@@ -36,18 +35,12 @@ def build_optimizer(model: nn.Module, all_settings: Any) -> torch.optim.Optimize
         "fused": settings.fused,
         "foreach": None if settings.fused else False,
     }
-    weights = list(model.parameters())
     if settings.name == "muon":
-        muon = import_muon()
-        matrices = muon.inner_matrices(model)
-        in_muon = {id(weight) for weight in matrices}
-        others = [weight for weight in weights if id(weight) not in in_muon]
-        groups = decay_groups(others, settings.weight_decay)
-        optimizer: torch.optim.Optimizer = muon.MuonAdamW(
-            matrices, groups, settings.weight_decay, **options
+        optimizer: torch.optim.Optimizer = import_muon().build(
+            model, settings.weight_decay, **options
         )
         return optimizer
-    groups = decay_groups(weights, settings.weight_decay)
+    groups = decay_groups(model.parameters(), settings.weight_decay)
     if settings.name == "adafactor":
         return torch.optim.Adafactor(groups, lr=settings.learning_rate)
     return torch.optim.AdamW(groups, **options)
@@ -59,11 +52,9 @@ def decay_groups(weights: Iterable[Tensor], decay: float) -> list[dict[str, Any]
     A group whose learning rate shall differ from that of the others gets a factor as `lr_factor`.
     """
     trained = [weight for weight in weights if weight.requires_grad]
-    matrices = [weight for weight in trained if weight.dim() >= 2]
-    vectors = [weight for weight in trained if weight.dim() < 2]
     return [
-        {"params": matrices, "weight_decay": decay},
-        {"params": vectors, "weight_decay": 0.0},
+        {"params": [weight for weight in trained if weight.dim() >= 2], "weight_decay": decay},
+        {"params": [weight for weight in trained if weight.dim() < 2], "weight_decay": 0.0},
     ]
 
 
@@ -80,7 +71,7 @@ def import_muon() -> Any:
 def is_fused(all_settings: Any) -> tuple[str, str]:
     """Return whether one kernel updates all weights, and why, for the table at the start."""
     settings = all_settings.optimizer
-    state = "on" if settings.fused and settings.name in FUSED else "off"
+    state = "on" if settings.fused and settings.name != "adafactor" else "off"
     return state, "optimizer.fused, not with adafactor"
 
 
@@ -101,9 +92,9 @@ def learning_rate(step: int, num_steps: int, all_settings: Any) -> float:
     if warmup == "auto":
         warmup = round(0.3 * num_steps) if is_onecycle else min(100, num_steps // 10)
 
+    if is_onecycle and step < warmup:
+        return peak * cosine(ONECYCLE_START, 1.0, step / max(warmup - 1, 1))
     if is_onecycle:
-        if step < warmup:
-            return peak * cosine(ONECYCLE_START, 1.0, step / max(warmup - 1, 1))
         return peak * cosine(1.0, ONECYCLE_END, (step - warmup + 1) / max(num_steps - warmup, 1))
     if step < warmup:
         return peak * ((step + 1) / warmup)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ..engine.run.project import Project
 
 # The optimizations whose state is printed with the results.
-CONDITIONS = ("precision", "TF32 in matmuls", "TF32 in cuDNN", "cuDNN benchmark", "deterministic")
+CONDITIONS = ("precision", "TF32 in matmuls", "cuDNN benchmark", "deterministic")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -53,10 +53,10 @@ def checkpoint_blocks(blocks: list[nn.Module]) -> None:
     for block in blocks:
         # A head is left out, because its backward follows its forward at once.
         if getattr(block, "recomputes", True):
-            block.forward = _recomputed(block.forward)
+            block.forward = _checkpointed(block.forward)
 
 
-def _recomputed(forward: Any) -> Any:
+def _checkpointed(forward: Any) -> Any:
     @functools.wraps(forward)
     def run(*inputs: Any, **named: Any) -> Any:
         if not torch.is_grad_enabled():
@@ -87,41 +87,26 @@ def compile_blocks(
     is compiled for any shape; otherwise torch would give up at the ninth one.
     """
     enabled, why = compiles(settings, capability)
-    if not enabled:
-        return "off", why
-
     options = settings.compile
-    skipped = []
-    for block in blocks:
-        reason = _not_compiled(block)
-        if reason:
-            skipped.append(f"{type(block).__name__} ({reason})")
-            continue
+    compilable = [block for block in blocks if enabled and _can_compile(block)]
+    for block in compilable:
         dynamic: bool | str | None = options.dynamic
         if dynamic == "auto":
             dynamic = getattr(block, "ragged", None)
         block.compile(mode=options.mode, dynamic=dynamic, fullgraph=options.fullgraph)
         if options.mode in CUDA_GRAPHS:
             _eager_without_gradient(block)
-
-    if skipped:
-        why += f"; not compiled: {', '.join(skipped)}"
-    num_compiled = len(blocks) - len(skipped)
-    if num_compiled == 0:
-        return "off", why
-    return f"{num_compiled} blocks, mode {options.mode}", why
+    if enabled and len(compilable) < len(blocks):
+        why += "; RNNs and modules of torch.nn are not compiled"
+    state = f"{len(compilable)} blocks, mode {options.mode}" if compilable else "off"
+    return state, why
 
 
-def _not_compiled(block: nn.Module) -> str:
-    """Return why this block is not compiled; empty if it is."""
-    # Dynamo breaks the graph at cuDNN's RNNs, so nothing would be faster.
-    if any(isinstance(module, nn.RNNBase) for module in block.modules()):
-        return "an RNN"
-    # Compiling a module of torch.nn in place silently does nothing. `fullgraph` turns other silent
-    # losses into errors.
-    if type(block).__module__.startswith("torch.nn"):
-        return "a module of torch.nn"
-    return ""
+def _can_compile(block: nn.Module) -> bool:
+    # Dynamo breaks the graph at cuDNN's RNNs, so nothing would be faster. Compiling a module of
+    # torch.nn in place silently does nothing. `fullgraph` turns other silent losses into errors.
+    has_rnn = any(isinstance(module, nn.RNNBase) for module in block.modules())
+    return not has_rnn and not type(block).__module__.startswith("torch.nn")
 
 
 def _eager_without_gradient(block: Any) -> None:
@@ -147,21 +132,21 @@ def describe(
 
     decided: state and reason of those that are known only after the model is built.
     """
-    backends = torch.backends
     training = settings.training
-    matmuls = f"float32 matmul precision is {torch.get_float32_matmul_precision()}"
     pinned = settings.data.pin_memory and distributed.device.type == "cuda"
-    recomputed = training.gradient_checkpointing
-    accumulation = training.gradient_accumulation_steps
+    matmuls = f"also in cuDNN; float32 matmul precision is {torch.get_float32_matmul_precision()}"
     rows: dict[str, tuple[object, str]] = {
         **decided,
-        "TF32 in matmuls": (backends.cuda.matmul.allow_tf32, matmuls),
-        "TF32 in cuDNN": (backends.cudnn.allow_tf32, "follows the precision"),
-        "cuDNN benchmark": (backends.cudnn.benchmark, "training.cudnn_benchmark"),
-        "activation checkpointing": (recomputed, "training.gradient_checkpointing"),
-        "processes": (distributed.world, "one device each"),
-        "accumulation": (accumulation, "training.gradient_accumulation_steps"),
-        "gradient clip": (training.gradient_clip or "off", "training.gradient_clip"),
+        "TF32 in matmuls": (torch.backends.cuda.matmul.allow_tf32, matmuls),
+        "cuDNN benchmark": (torch.backends.cudnn.benchmark, "training.cudnn_benchmark"),
+        "activation checkpointing": (
+            training.gradient_checkpointing,
+            "training.gradient_checkpointing",
+        ),
+        "accumulation": (
+            training.gradient_accumulation_steps,
+            "training.gradient_accumulation_steps",
+        ),
         "pinned memory": (pinned, "data.pin_memory, with CUDA only"),
         "deterministic": (settings.reproducibility.deterministic, "reproducibility.deterministic"),
     }
