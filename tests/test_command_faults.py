@@ -56,8 +56,8 @@ HOSTILE = {
         "profiles: {a: [&a0 [[[[[[1]]]]]], &a1 [[[[[[*a0]]]]]], &a2 [[[[[[*a1]]]]]], [*a2]]}",
         "found a list",
     ),
-    "brackets": (f"profiles: {NESTED}", "recursion"),
-    "blocks": ("profiles:\n" + "".join(" " * n + "-\n" for n in range(1, 400)), "recursion"),
+    "brackets": (f"profiles: {NESTED}", "recursion|nesting depth"),
+    "blocks": ("profiles:\n" + "".join(" " * n + "-\n" for n in range(1, 400)), "recursion|nesting depth"),
     "many values": ("phases: [" + "1, " * 20_000 + "]", "phases.1: "),
     "a long number": ("training: {epochs: 0x" + "f" * 5_000 + "}", "a whole number"),
 }

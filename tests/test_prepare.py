@@ -280,8 +280,8 @@ def test_gaps_of_a_parquet_are_those_of_the_csv(tmp_path):
     pyarrow.parquet.write_table(rows, tmp_path / "rows.parquet", row_group_size=10_001)
     for name in ("parquet", "csv"):
         flags = "--fill last --frames D1,D4,W1"
-        assert prepare(tmp_path, "timeseries", f"rows.{name}", flags, name).code == 0
-    assert contents(tmp_path, "timeseries", "parquet") == contents(tmp_path, "timeseries", "csv")
+        assert prepare(tmp_path, "timeseries+frames", f"rows.{name}", flags, name).code == 0
+    assert contents(tmp_path, "timeseries+frames", "parquet") == contents(tmp_path, "timeseries+frames", "csv")
 
 
 def test_a_text_that_comes_late_has_its_row(tmp_path):

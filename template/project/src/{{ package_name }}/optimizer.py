@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from .engine.errors import UserError
 
+FUSED = ("adamw", "muon")  # optimizers with one kernel that updates all weights
 ONECYCLE_START = 1 / 25  # first learning rate over the peak (Smith & Topin 2018; OneCycleLR)
 ONECYCLE_END = ONECYCLE_START / 1e4
 
@@ -71,7 +72,7 @@ def import_muon() -> Any:
 def is_fused(all_settings: Any) -> tuple[str, str]:
     """Return whether one kernel updates all weights, and why, for the table at the start."""
     settings = all_settings.optimizer
-    state = "on" if settings.fused and settings.name != "adafactor" else "off"
+    state = "on" if settings.fused and settings.name in FUSED else "off"
     return state, "optimizer.fused, not with adafactor"
 
 

@@ -105,7 +105,7 @@ def _floats(tensors: Tensors) -> Tensors:
 
 
 def _renamed(tensors: Tensors, target: Tensors, layers: dict[str, str]) -> Tensors:
-    """Give tensors that the model lacks the names of `layers`, as those of `layout: script` need."""
+    """Rename tensors that the model lacks, as `layers` says (those of `layout: script`)."""
     renamed = {}
     for name, tensor in tensors.items():
         layer, dot, parameter = name.partition(".")
@@ -178,7 +178,7 @@ def _read_checkpoint(folder: Path, which: str, project: Project) -> Weights:
 
 
 def _weights_in(content: Any, path: Path) -> Tensors:
-    """Return the weights in a file of `torch.save`: a state_dict by itself, or with other values."""
+    """Return the weights in a file of `torch.save`: a state_dict, alone or with other values."""
     for name in ("model", "state_dict"):
         if isinstance(content, dict) and isinstance(content.get(name), dict):
             content = content[name]
