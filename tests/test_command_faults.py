@@ -57,7 +57,10 @@ HOSTILE = {
         "found a list",
     ),
     "brackets": (f"profiles: {NESTED}", "recursion|nesting depth"),
-    "blocks": ("profiles:\n" + "".join(" " * n + "-\n" for n in range(1, 400)), "recursion|nesting depth"),
+    "blocks": (
+        "profiles:\n" + "".join(" " * n + "-\n" for n in range(1, 400)),
+        "recursion|nesting depth",
+    ),
     "many values": ("phases: [" + "1, " * 20_000 + "]", "phases.1: "),
     "a long number": ("training: {epochs: 0x" + "f" * 5_000 + "}", "a whole number"),
 }
