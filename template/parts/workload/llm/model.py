@@ -288,21 +288,13 @@ def _initialize(module: nn.Module) -> None:
 def chunked_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor, rows: int) -> Tensor:
     """Return the sum of cross-entropies, () float32, with the logits of `rows` targets at a time.
 
-    x (N, C), weight (V, C), targets (N,). torch 2.13 has an operator for this, but it is opaque to
-    torch.compile and to the FLOP counter. These, and older versions of torch, use the class below.
+    x (N, C), weight (V, C), targets (N,).
     """
     device = x.device.type
     if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
         x = x.to(dtype)
         weight = weight.to(dtype)
-    looked_into = torch.compiler.is_compiling() or device == "meta"
-    if hasattr(functional, "linear_cross_entropy") and not looked_into:
-        options = nn.LinearCrossEntropyOptions(batch_chunk_size=rows, chunking_method=None)
-        total = functional.linear_cross_entropy(
-            x, weight, targets, reduction="sum", ignore_index=IGNORE, options=options
-        )
-        return total.float()
     return ChunkedCrossEntropy.apply(x, weight, targets, rows)
 
 
