@@ -67,7 +67,7 @@ def begun(folder: Path, distributed: Any, shape: dict[str, Any]) -> Any:
     build = lambda settings: assembling.assemble(settings, distributed, store)  # noqa: E731
     make = importlib.import_module("my_training.engine.run.session").Session
     session = make(run, settings, build, distributed=distributed, trial=True).__enter__()
-    return next(session.phases())
+    return session.start()
 
 
 def per_second(run: Any, steps: int) -> float:

@@ -175,12 +175,12 @@ def compare(torch: Any, folder: Path, threads: int, rounds: int, steps: int) -> 
             sys.stdout = nothing
             ours = Ours(folder, steps)
             with ours.session as session:
-                for run in session.phases():
-                    store = run.project.store
-                    data = np.asarray(store.arrays["tokens"].rows()[slice(*store.splits["train"])])
-                    theirs = Theirs(torch, run.project, data, steps)
-                    sides: list[Any] = [theirs, ours] if number % 2 else [ours, theirs]
-                    figures = {type(side).__name__: tenth(side.run()) for side in sides}
+                run = session.start()
+                store = run.project.store
+                data = np.asarray(store.arrays["tokens"].rows()[slice(*store.splits["train"])])
+                theirs = Theirs(torch, run.project, data, steps)
+                sides: list[Any] = [theirs, ours] if number % 2 else [ours, theirs]
+                figures = {type(side).__name__: tenth(side.run()) for side in sides}
             sys.stdout = stdout
             if number >= 0:  # the first round warms up
                 ours_ms = figures["Ours"]

@@ -360,17 +360,15 @@ class Project:
             overrides=[(key, str(value)) for key, value in flags.items()]
         )
         self.run_folder.mkdir()
-        seconds = 0.0
-        losses: list[float] = []
         # A trial: the other loops keep no checkpoint.
         session_type = self.module("engine.run.session").Session
         arguments = (self.run_folder, settings, self.assemble, self.distributed)
         with session_type(*arguments, trial=True) as session:
-            for run in session.phases():
-                start = time.process_time()
-                self.module("train").train(run)
-                seconds = time.process_time() - start
-                losses = trained(run.project.model.network, self.data)
+            run = session.start()
+            start = time.process_time()
+            self.module("train").train(run)
+            seconds = time.process_time() - start
+            losses = trained(run.project.model.network, self.data)
         return seconds, losses
 
 

@@ -224,22 +224,18 @@ def measure_loop(torch: Any, folder: Path, rounds: int, steps: int) -> list[list
     for number in range(FIRST, rounds):
         made = Ours(folder, **{"training.max_steps": steps})
         with quiet(), made.session as session:
-            for run in session.phases():
-                batches = []
-                for batch in itertools.islice(run.loader.epoch(0), steps):
-                    names = {
-                        "input_ids": "source",
-                        "attention_mask": "present",
-                        "labels": "targets",
-                    }
-                    kept = {name: batch[ours].clone() for name, ours in names.items()}
-                    batches.append(kept | {"attention_mask": kept["attention_mask"].long()})
-                if number % 2:
-                    library = bare(torch, run.project, batches)
-                    mine = made.run()
-                else:
-                    mine = made.run()
-                    library = bare(torch, run.project, batches)
+            run = session.start()
+            batches = []
+            for batch in itertools.islice(run.loader.epoch(0), steps):
+                names = {"input_ids": "source", "attention_mask": "present", "labels": "targets"}
+                kept = {name: batch[ours].clone() for name, ours in names.items()}
+                batches.append(kept | {"attention_mask": kept["attention_mask"].long()})
+            if number % 2:
+                library = bare(torch, run.project, batches)
+                mine = made.run()
+            else:
+                mine = made.run()
+                library = bare(torch, run.project, batches)
         if number >= 0:  # the first round warms up
             both = [1000 * float(np.percentile(times[3:], 10)) for times in (mine, library)]
             rounds_measured.append(both)
@@ -260,15 +256,12 @@ def measure_epoch(torch: Any, folder: Path, pairs: list[Any], rounds: int) -> li
         with quiet():
             made = Ours(folder, **{"training.epochs": 1, "data.order": order})
             with made.session as session:
-                for _ in session.phases():
-                    return tokens / sum(made.run())
-        raise RuntimeError("the session had no phase")
+                session.start()
+                return tokens / sum(made.run())
 
     def theirs() -> float:
         with quiet(), Ours(folder, **{"training.epochs": 1}).session as session:
-            for run in session.phases():
-                return tokens / trainer(torch, run.project, pairs, folder)
-        raise RuntimeError("the session had no phase")
+            return tokens / trainer(torch, session.start().project, pairs, folder)
 
     sides = {"bucket": lambda: ours("bucket"), "full": lambda: ours("full"), "Trainer": theirs}
     for number in range(FIRST, rounds):

@@ -235,7 +235,9 @@ def check_run(
 
 
 def newest_run(cwd: Path) -> Path:
-    return max((cwd / "runs").iterdir(), key=lambda path: path.stat().st_mtime)
+    """The newest run, or its newest phase."""
+    newest = max((cwd / "runs").iterdir(), key=lambda path: path.stat().st_mtime)
+    return max(newest.glob("phase-?"), default=newest)
 
 
 def rows(cwd: Path) -> Iterator[dict[str, Any]]:

@@ -298,8 +298,8 @@ def test_a_run_records_the_commit_of_its_own_project(tracked, tmp_path):
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ("--training.max_steps 8", r"back \(schedule.name, training.max_steps, training.epochs or"),
-        ("--schedule.name linear", r"back \(schedule.name, training.max_steps, training.epochs or"),
+        ("--training.max_steps 8", r"back \(schedule.name, training.max_steps or training.epochs"),
+        ("--schedule.name linear", r"back \(schedule.name, training.max_steps or training.epochs"),
         ("--data.batch_size 4", r"back \(data.batch_size × training.gradient_accumulation_steps"),
         (
             "--training.init_from b",

@@ -68,13 +68,12 @@ def test_averages_are_those_by_hand(decay, start, every):
     model = torch.nn.Linear(3, 2).double()
     ema = SimpleNamespace(decay=decay, start_step=start, every_steps=every)
     project = SimpleNamespace(model=model, settings=SimpleNamespace(ema=ema))
-    run = SimpleNamespace(project=project, step=0, step_of_phase=0)
+    run = SimpleNamespace(project=project, step=0)
     hook.start(run)
     wanted = model.weight.detach().clone()
     updates = 0
     for step in range(1, 30):
         run.step = step
-        run.step_of_phase = step
         torch.nn.init.normal_(model.weight)
         hook.after_step(run)
         if step % every == 0:

@@ -8,7 +8,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-import yaml
 from importing import imported
 from ranks import run_ranks
 from rendering import render
@@ -147,19 +146,6 @@ def test_a_hooks_state_survives_stops_and_changes_no_loss(framework, hooked, pla
     assert weights(place) == weights(plain)
     ends = [step for step, _ in evaluations(place)]
     assert counted(place) == [1000.0 * number + step for number, step in enumerate(ends, 1)]
-
-
-def test_a_state_is_kept_from_phase_to_phase(hooked, place):
-    counting = hooked("count", COUNT)
-    config = yaml.safe_load((counting / "config.yaml").read_text())
-    phases = [{"name": "one", "steps": 4}, {"name": "two", "steps": 3}]
-    (place / "config.yaml").write_text(yaml.safe_dump(config | {"phases": phases}))
-    words = [word for word in WORDS if word not in ("--training.epochs", "3")]
-    check_run(counting, "train", *words, "--phase", "1", cwd=place)
-    check_run(counting, "train", "--phase", "2", cwd=place)
-    assert counted(place) == [1004.0, 2007.0]
-    starts = [step for moment, step in moments(place) if moment == "start"]
-    assert starts[-1] == 4, "after restoring"
 
 
 def test_a_checkpoint_without_a_state_and_a_state_without_a_hook_are_a_note_each(

@@ -1,22 +1,19 @@
-"""Phases: several stages of training in one run folder, each with its own settings."""
+"""Phases: runs in the folder of one run, each with its own settings, one after another."""
 
+import importlib
+import json
+import os
+import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import yaml
 from rendering import render
-from running import (
-    check_run,
-    evaluation_of,
-    evaluations,
-    losses,
-    one_error,
-    rows,
-    run,
-    weights,
-)
+from running import PACKAGE, check_run, one_error, rows, run
 from variants import choices
 
 OPTIONS = ("--model.width", "16", "--monitor.every_steps", "1", "--schedule.warmup_steps", "2")
@@ -52,42 +49,96 @@ def train(place: Path, *words: str, framework: str = "pytorch") -> None:
     check_run(project, "train", *words, cwd=place)
 
 
-def results(place: Path) -> tuple[object, ...]:
-    """What must be the same, bit for bit, however often a run was stopped."""
-    return losses(place), evaluations(place), weights(place)
+def phases_of(place: Path) -> list[Path]:
+    (whole,) = (place / "runs").iterdir()
+    return sorted(whole.glob("phase-*"))
+
+
+def records(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def results(place: Path) -> list[tuple[object, ...]]:
+    """What must be the same of each phase, bit for bit, however often a run was stopped."""
+    found = []
+    for folder in phases_of(place):
+        losses = [(row["step"], row.get("split"), row["loss"]) for row in records(folder)]
+        state = torch.load(max((folder / "checkpoints").glob("step-*")), weights_only=True)
+        found.append((losses, {name: tensor.tolist() for name, tensor in state["model"].items()}))
+    return found
 
 
 def test_phases_run_in_turn_with_their_settings(reference):
-    trained = [row for row in rows(reference) if "split" not in row]
-    assert [row["step"] for row in trained] == list(range(1, 33))
-    rates = [row["learning_rate"] for row in trained]
-    peaks = [max(rates[first:end]) for first, end in ((0, 12), (12, 27), (27, 32))]
+    steps = []
+    peaks = []
+    for folder in phases_of(reference):
+        rates = [row["learning_rate"] for row in records(folder) if "split" not in row]
+        steps.append(len(rates))
+        peaks.append(max(rates))
+    assert steps == [12, 15, 5]
     assert peaks == pytest.approx([1e-3, 1e-4, 1e-3])
-    # A phase begins with the weights of the one before.
-    assert trained[12]["loss"] < 0.99 * trained[0]["loss"]
-    assert [step for step, _ in evaluations(reference)] == [12, 27, 32]
+
+
+def test_a_phase_starts_from_the_last_weights_of_the_one_before(reference, tmp_path):
+    """It is the run that `training.init_from` makes of them."""
+    first, second, _ = phases_of(reference)
+    checkpoint = max((first / "checkpoints").glob("step-*"))
+    (tmp_path / "data").symlink_to(reference / "data")
+    words = ("--training.init_from", str(checkpoint), "--training.max_steps", "15")
+    train(tmp_path, *OPTIONS, *words, "--optimizer.learning_rate", "1e-4")
+    assert [row["loss"] for row in rows(tmp_path)] == [row["loss"] for row in records(second)]
 
 
 @pytest.mark.parametrize("framework", choices("framework"))
-@pytest.mark.parametrize("stops", [(5, 12, 20), (11, 13, 27), (12, 28, 31)], ids=str)
+@pytest.mark.parametrize("stops", [(5, 9, 14), (11, 12, 4), (12, 13, 2)], ids=str)
 @pytest.mark.cover(1)
 def test_resume_inside_any_phase(framework, stops, place, reference):
+    """A stop counts the steps of the phase in which it is."""
     words = OPTIONS
-    for stop in (*stops, 32):
+    for stop in (*stops, 99):
         train(place, *words, "--max-steps", str(stop), framework=framework)
-        assert losses(place)[-1][0] == stop
         words = ("--resume",)
+    assert results(place) == results(reference)
+
+
+@pytest.mark.parametrize(("phase", "step"), [(1, 7), (2, 0), (2, 9)])
+def test_a_kill_anywhere_changes_nothing(phase, step, place, reference):
+    """In a phase, and between two of them."""
+
+    def armed() -> None:
+        run_module: Any = importlib.import_module(f"{PACKAGE}.engine.run.run")
+        begin = run_module.Run.begin
+        end_step = run_module.Run.end_step
+
+        def killed_at_begin(run: Any, resumed: bool) -> None:
+            if step == 0 and run.folder.name == f"phase-{phase}":
+                os.kill(os.getpid(), signal.SIGKILL)
+            begin(run, resumed)
+
+        def killed_after_step(run: Any, norm: Any) -> None:
+            end_step(run, norm)
+            if run.step == step and run.folder.name == f"phase-{phase}":
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        run_module.Run.begin = killed_at_begin
+        run_module.Run.end_step = killed_after_step
+
+    project = render(workload="tabular")
+    words = ("--checkpoint.every_steps", "4")
+    killed = run(project, "train", *OPTIONS, *words, cwd=place, before=armed)
+    assert killed.code == -signal.SIGKILL
+    train(place, "--resume")
     assert results(place) == results(reference)
 
 
 def test_one_phase_at_a_time(place, reference):
     words = OPTIONS
-    for number, steps in ((1, 12), (2, 27), (3, 32)):
+    for number in (1, 2, 3):
         train(place, *words, "--phase", str(number))
-        assert losses(place)[-1][0] == steps
+        assert len(phases_of(place)) == number
         words = ()
-    assert len(list((place / "runs").iterdir())) == 1
     assert results(place) == results(reference)
+    one_error(run(render(workload="tabular"), "train", "--phase", "2", cwd=place), "is finished")
 
 
 def test_a_phase_waits_for_the_one_before(place):
@@ -98,12 +149,17 @@ def test_a_phase_waits_for_the_one_before(place):
     refused(2, "no run yet")
     train(place, *OPTIONS, "--phase", "1", "--max-steps", "7")
     refused(4, "no phase 4")
-    refused(2, "phase 1 is not finished", "step 7 of 12")
+    refused(2, "phase 1 is not finished", "step 7")
+
+
+def test_an_error_at_the_start_leaves_no_run(place):
+    words = ("train", *OPTIONS, "--training.init_from", "nowhere")
+    one_error(run(render(workload="tabular"), *words, cwd=place), "there are no weights")
+    assert not any((place / "runs").iterdir())
 
 
 def test_a_phase_trains_and_evaluates_on_data_of_its_own(tmp_path):
-    """Two prepared tables, one after the other; resumed in each to the bit, and evaluated on the
-    last one."""
+    """Two prepared tables, one after the other; resumed in each to the bit, and evaluated."""
     project = render(workload="tabular")
     random = np.random.default_rng(0)
     a = random.normal(2, 1, 300)
@@ -121,14 +177,16 @@ def test_a_phase_trains_and_evaluates_on_data_of_its_own(tmp_path):
     options = (*OPTIONS, "--data.batch_size", "64")
     train(tmp_path, *options)
     whole = results(tmp_path)
-    for stop in (5, 9, 14, 20):
+    shutil.rmtree(tmp_path / "runs")
+    for stop in (5, 9, 20):
         train(tmp_path, *options, "--max-steps", str(stop))
         options = ("--resume",)
     assert results(tmp_path) == whole
     # The second table's targets go down where the first one's go up.
-    trained = [row["loss"] for row in rows(tmp_path) if "split" not in row]
-    assert trained[9] > 2 * trained[8]
+    first, second = phases_of(tmp_path)
+    assert records(second)[0]["loss"] > 2 * records(first)[-1]["loss"]
     words = ("--checkpoint", "last", "--split", "validation")
-    check_run(project, "evaluate", *words, cwd=tmp_path)
-    measured = evaluation_of(tmp_path)["metrics"]["loss"]
-    assert measured == float.fromhex(evaluations(tmp_path)[-1][1])
+    for name, folder in (((), second), (("--run", f"{first.parent.name}/phase-1"), first)):
+        check_run(project, "evaluate", *words, *name, cwd=tmp_path)
+        measured = json.loads((folder / "evaluation.json").read_text())["metrics"]["loss"]
+        assert measured == [row["loss"] for row in records(folder) if "split" in row][-1]

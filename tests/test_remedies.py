@@ -144,7 +144,6 @@ def failed(settings):
         project=project,
         settings=settings,
         loader=project.loader("train", train=True),
-        progress=SimpleNamespace(phase_start=0),
         batches_of=lambda step: (0, step, step + 1),
     )
 
@@ -224,25 +223,6 @@ def test_advice_fits_the_run(given, precision, expected):
     overrides = [tuple(given.split("="))] if given else []
     advice = explanations.advice(config.load(overrides=overrides), precision).split("; or ")
     assert sorted(advice) == sorted(["lower optimizer.learning_rate (0.001)", *expected])
-
-
-# ---- an evaluation that is too long --------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("left", "evaluation", "words", "expected"),
-    [
-        (1100.0, 10.0, "", (1000, 1.0)),  # 10 evaluations of 10 s
-        (80.0, 40.0, "", (60, 1 / 2)),  # one of 20 s
-        (1000.0, 10.0, "evaluation.every_steps=10", (800, 1 / 4)),
-        (1000.0, 10.0, "training.max_steps=6", (6, 1.0)),
-        (-5.0, 10.0, "", (1, 1 / 100)),  # the trial has taken all of it
-        (100.0, 0.0, "", (100, 1.0)),  # no validation split
-    ],
-)
-def test_evaluations_of_a_short_run_take_a_quarter_of_it(left, evaluation, words, expected):
-    given = config.load(overrides=[tuple(words.split("="))] if words else [])
-    assert train.plan(left, train.Pace(1.0, evaluation, 100), given) == expected
 
 
 # ---- flags ---------------------------------------------------------------------------------------

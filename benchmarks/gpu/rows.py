@@ -144,13 +144,13 @@ def train(folder: Path, overrides: Row, loader: Any = None, around: Any = None) 
         contextlib.redirect_stdout(log),
         project("engine.run.session").Session(place, settings, build, distributed) as session,
     ):
-        for run in session.phases():
-            run.save = lambda: None
-            ready = time.perf_counter() - start
-            with around or contextlib.nullcontext():
-                project("train").train(run)
-            if session.exit_code:  # a signal: the row would be of fewer steps than the others
-                sys.exit(session.exit_code)
+        run = session.start()
+        run.save = lambda: None
+        ready = time.perf_counter() - start
+        with around or contextlib.nullcontext():
+            project("train").train(run)
+        if session.exit_code:  # a signal: the row would be of fewer steps than the others
+            sys.exit(session.exit_code)
     record = project("engine.log.record").Record(place)
     return Training(record.training, record.evaluations, session.run, ready)
 

@@ -281,14 +281,6 @@ class Loop:
     def should_stop(self) -> bool:
         return not self._steps
 
-    @property
-    def last_step(self) -> int:
-        return self.step + len(self._steps)
-
-    @property
-    def step_of_phase(self) -> int:
-        return self.step
-
     def next_batches(self) -> Any:
         batches = self._steps[0]
         for number, batch in enumerate(batches, start=1):

@@ -200,14 +200,14 @@ def damage(path: Path, how: Any) -> None:
 @pytest.mark.parametrize("how", DAMAGES)
 def test_the_newest_intact_one_wins_and_others_are_named(how, tmp_path):
     for step in (1, 2):
-        make(tmp_path, step, phase=0).save(step)
+        make(tmp_path, step, rule=0).save(step)
     path = file_of(tmp_path, 2)
     damage(path, how)
     reading = make(tmp_path)
-    assert reading.find("best")["must_match"] == {"phase": 0}
+    assert reading.find("best")["must_match"] == {"rule": 0}
     assert reading.skipped == [path.name]
     assert path.exists(), "only the process that has the lock renames it"
-    into = assert_content(tmp_path, 1, phase=0)
+    into = assert_content(tmp_path, 1, rule=0)
     assert into.skipped == [path.name]
     assert path.with_suffix(".damaged").exists()
     assert not path.exists()
@@ -225,14 +225,14 @@ def test_all_damaged_is_an_error_that_names_them(tmp_path):
 
 def test_what_differs_is_refused_before_anything_is_loaded(tmp_path):
     """An evaluation compares nothing: the weights are good for use."""
-    make(tmp_path, 1, data="abc", phase=0).save(1)
-    into = make(tmp_path, 5, data="xyz", phase=0)
+    make(tmp_path, 1, data="abc", rule=0).save(1)
+    into = make(tmp_path, 5, data="xyz", rule=0)
     with pytest.raises(engine("errors").UserError, match=r"data was abc .* is xyz now"):
         into.load()
     assert into.parts["other"].value == [5, "x", None]
     assert torch.equal(into.parts["model"].embedding.weight, Tied(5).embedding.weight)
-    with pytest.raises(engine("errors").UserError, match="rule was None"):
-        make(tmp_path, data="abc", rule=2).load()
+    with pytest.raises(engine("errors").UserError, match="order was None"):
+        make(tmp_path, data="abc", rule=0, order=2).load()
     assert into.restore(into.find("last"), ["model"]) == 1
 
 

@@ -55,7 +55,7 @@ def remembered(folder: Path) -> Callable[[], Any]:
     store.remember(folder)
 
     def load() -> Any:
-        known = engine("data.store").Store.remembered(folder, store.fingerprint)
+        known = engine("data.store").Store.remembered(folder)
         return known and vars(known)
 
     return load

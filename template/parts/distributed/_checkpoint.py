@@ -31,7 +31,7 @@ T = TypeVar("T")
 State = dict[str, Any]
 """What a checkpoint stores: format, step, must_match and each part of the run by its name."""
 
-FORMAT = 3
+FORMAT = 4
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, None)  # None: a library raised it
 
 

@@ -32,7 +32,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, load: Any) -> None:
     """Write the page and its plot; print the table and the path of the page."""
     # If there is no run at all, `find_run` raises the error.
-    folders = [find_run(name) for name in arguments.runs] or all_runs() or [find_run()]
+    folders = [find_run(name) for name in arguments.runs or all_runs()] or [find_run()]
     try:
         lines = write_comparison(folders, RUNS)
     except OSError as error:

@@ -33,7 +33,7 @@ class Ema(Section):
     1,000 updates; 0 keeps only the newest weights."""
 
     start_step: Natural = 0
-    """Step of the phase after which averaging starts. Use it to skip the first, unstable steps."""
+    """Step after which averaging starts. Use it to skip the first, unstable steps."""
 
     every_steps: Positive = 1
     """Optimizer steps between two updates. An update is one pass over all weights."""
@@ -78,7 +78,7 @@ class Hook:
         if run.step % self.settings.every_steps:
             return
         share = 1.0
-        if run.step_of_phase > self.settings.start_step:
+        if run.step > self.settings.start_step:
             self.updates += 1
             share = max(1 - self.settings.decay, 9 / (10 + self.updates))
         averages = [own(average) for average in self.averages.values()]

@@ -45,7 +45,7 @@ def explain_non_finite(error: NonFinite, run: Run) -> UserError:
     """Return the error with its cause, as far as it is known, and a remedy that fits the run."""
     weights = dict(run.project.model.named_parameters())
     broken = [name for name, weight in weights.items() if not own(weight).isfinite().all()]
-    epoch, first, end = run.batches_of(error.step - 1 - run.progress.phase_start)
+    epoch, first, end = run.batches_of(error.step - 1)
     step = Step(error.rank, epoch, range(first, end))
     in_epoch = f"epoch {epoch + 1}"
     changes = advice(run.settings, run.project.precision.name)

@@ -104,16 +104,16 @@ def train(folder: Path, number: int) -> int:
         settings = load(folder / SETTINGS)
         session = Session(run_folder, settings, build, distributed, resumed=resumed, trial=True)
         with session:
-            for run in session.phases():
-                run.trial = False  # evaluate, and save checkpoints for a resume
-                run.hooks.all["search"] = watcher
-                train_run(run)
+            run = session.start()
+            run.trial = False  # evaluate, and save checkpoints for a resume
+            run.hooks.all["search"] = watcher
+            train_run(run)
     finally:
         distributed.close()
     if session.exit_code:
         return session.exit_code
 
-    loss = session.progress.best_loss
+    loss = run.progress.best_loss
     if not math.isfinite(loss):
         raise UserError("no validation loss was finite", str(run_folder))
     evaluations = Record(run_folder).evaluations

@@ -158,8 +158,7 @@ def main(loader: str) -> int:
             return project
 
         with Session(run, settings, build, distributed, trial=True) as session:
-            for phase in session.phases():
-                train(phase)
+            train(session.start())
         return session.exit_code
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)

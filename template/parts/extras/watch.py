@@ -70,11 +70,11 @@ class Watch(Section):
 
 
 class Hook:
-    """Monitors the process of rank 0 and its GPU, without a host sync. Each phase has one."""
+    """Monitors the process of rank 0 and its GPU, without a host sync."""
 
     trials = False
     watches = False
-    has_noted = False  # of the class: a run has a hook for each of its phases
+    has_noted = False  # of the class: a run with phases has a hook for each of them
 
     def start(self, run: Run) -> None:
         """Start to sample, and catch the first batch."""
@@ -89,7 +89,7 @@ class Hook:
             Hook.has_noted = True
             run.log.line(f"note: watch samples no GPU: {self.samples.unseen}")
         self.leaks = Leaks(project.device)
-        self.epoch, _, _ = run.batches_of(run.step_of_phase)
+        self.epoch, _, _ = run.batches_of(run.step)
         self.checked = self.epoch
         self.row = run.record
         self.waits: list[float] = []  # data waits since the last judgement
@@ -110,7 +110,7 @@ class Hook:
         if not self.watches:
             return
         epoch_of_step = self.epoch
-        self.epoch, _, _ = run.batches_of(run.step_of_phase)  # of the next step
+        self.epoch, _, _ = run.batches_of(run.step)  # of the next step
         # Check after the first step of each epoch except the first, in which caches fill.
         if epoch_of_step > self.checked:
             self.checked = epoch_of_step

@@ -39,13 +39,13 @@ def prepare(run: Run) -> Accelerator:
 
 
 def train(run: Run) -> None:
-    """Train the run's current phase to its end, or until a limit or a signal stops it."""
+    """Train to the end, or until a limit or a signal stops the run."""
     accelerator = prepare(run)
     if run.evaluation_due:  # a signal interrupted the last evaluation
         run.evaluate()
     while not run.should_stop:
         run.call_hooks("before_step")
-        rate = learning_rate(run.step_of_phase, run.num_steps, run.settings)
+        rate = learning_rate(run.step, run.num_steps, run.settings)
         norm = take_step(run, rate, accelerator)
         run.end_step(norm)
 

@@ -24,13 +24,13 @@ from .optimizer import learning_rate
 
 
 class Steps:
-    """The remaining steps of a phase. Without a length, Lightning would fetch a step ahead."""
+    """The remaining steps of a run. Without a length, Lightning would fetch a step ahead."""
 
     def __init__(self, run: Run):
         self.run = run
 
     def __len__(self) -> int:
-        return self.run.last_step - self.run.step
+        return self.run.num_steps - self.run.step
 
     def __iter__(self) -> Iterator[Iterator[Batch]]:
         while True:
@@ -75,7 +75,7 @@ class Module(lightning.LightningModule):
     def training_step(self, batches: Iterator[Batch], step_idx: int) -> None:
         run = self.run
         run.call_hooks("before_step")
-        rate = learning_rate(run.step_of_phase, run.num_steps, run.settings)
+        rate = learning_rate(run.step, run.num_steps, run.settings)
         norm = self.take_step(batches, rate)
         run.end_step(norm)
 
@@ -119,7 +119,7 @@ class Module(lightning.LightningModule):
 
 
 def train(run: Run) -> None:
-    """Train the run's current phase to its end, or until a limit or a signal stops it."""
+    """Train to the end, or until a limit or a signal stops the run."""
     if run.evaluation_due:  # a signal interrupted the last evaluation
         run.evaluate()
     if run.should_stop:  # Lightning would train one more step

@@ -10,12 +10,12 @@ from .optimizer import learning_rate
 
 
 def train(run: Run) -> None:
-    """Train the run's current phase to its end, or until a limit or a signal stops it."""
+    """Train to the end, or until a limit or a signal stops the run."""
     if run.evaluation_due:  # a signal interrupted the last evaluation
         run.evaluate()
     while not run.should_stop:
         run.call_hooks("before_step")
-        rate = learning_rate(run.step_of_phase, run.num_steps, run.settings)
+        rate = learning_rate(run.step, run.num_steps, run.settings)
         norm = take_step(run, rate)
         run.end_step(norm)
 

@@ -13,6 +13,7 @@ from typing import Any
 from uuid import uuid4
 
 from ..files import read_json, write_json
+from ..runs import run_name
 from .tracking import Guarded
 
 IDENTITY = "tracker.json"
@@ -32,7 +33,7 @@ class Tracker(Guarded):
         self.tracked = wandb.init(
             project=self.project,
             id=identity,
-            name=self.folder.name,
+            name=run_name(self.folder),
             dir=self.folder,
             config=self.settings.resolved(),
             mode=mode,

@@ -85,9 +85,7 @@ def open_run(
         for name in checkpoint.skipped:
             print(f"note: skipped a damaged checkpoint: {name}")
     recorded = saved["must_match"]
-    if settings.phases:  # a phase may have had other data or another block size
-        settings = settings.phase(recorded["phase"] + 1)
-    store = Store.remembered(folder, recorded.get("data", ""))
+    store = Store.remembered(folder)
     if store is None or needs_data:
         store = open_store(settings, Store.may_be_synthetic(folder))
     if recorded.get("data") != store.fingerprint:

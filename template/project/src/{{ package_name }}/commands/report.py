@@ -8,7 +8,7 @@ import webbrowser
 from typing import Any
 
 from ..engine.errors import UserError
-from ..engine.runs import find_run, typed_run
+from ..engine.runs import find_run, run_name, typed_run
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,7 +29,7 @@ def run(arguments: argparse.Namespace, load: Any) -> None:
     except OSError as error:
         what = f"the report could not be written ({error.strerror})"
         raise UserError(what, str(error.filename), "make the folder writable") from error
-    for name, text in [("run", folder.name), *lines]:
+    for name, text in [("run", run_name(folder)), *lines]:
         print(f"{name:<11}{text}")
     print(f"\n{page}")
     if arguments.open and not webbrowser.open(page.resolve().as_uri()):

@@ -5,18 +5,18 @@ from __future__ import annotations
 import argparse
 import gc
 import io
-import math
 import shlex
+import shutil
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from ..engine.errors import UserError
-from ..engine.files import lock
-from ..engine.runs import find_run, new_run, typed_run
+from ..engine.files import lock, read_json, write_text
+from ..engine.runs import CONFIG, amend, find_training, new_run, typed_run
 
 if TYPE_CHECKING:
     from ..engine.compute.distributed import Distributed
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 FIRST_STEPS = 5
 MOST_STEPS = 50
 MEASURING_SHARE = 1 / 20  # of the minutes: the most that further timed steps take
+TRAINING_SHARE = 3 / 4  # of the minutes; the others are for evaluations
 # A resumed run may change these settings of data and model. Its checkpoint requires that a step
 # keeps its number of samples.
 FREE = {"path", "batch_size", "num_workers", "pin_memory", "prefetch_factor", "persistent_workers"}
 FREE |= {"resident", "chunk_size_gb", "dropout", "chunked_loss"}
 FIXED = ("reproducibility.seed", "optimizer.name", "training.init_from")
-EVALUATION_SHARE = 1 / 4  # of the minutes: the most that evaluations take
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,7 +46,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--max-steps", type=int, metavar="N", help=stop)
     minutes = "train for about N minutes on this machine, but no more steps than the settings allow"
     add("--minutes", type=float, metavar="N", help=minutes)
-    phase = "train phase N only (counted from 1), from the end of the phase before it"
+    phase = "train phase N only (counted from 1), from the last weights of the phase before it"
     add("--phase", type=int, metavar="N", help=phase)
     off = "turn every optimization off, for a comparison; the same as --profile unoptimized"
     add("--no-optimize", dest="profile", action="store_const", const="unoptimized", help=off)
@@ -54,8 +54,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
     """Train; return 0, or 128 + the signal that ended it (143 SIGTERM, 130 SIGINT)."""
-    folder = resumed_folder(arguments)
-    settings = load(folder / "config.resolved.yaml" if folder else None)
+    resumed = resumed_folder(arguments)
+    settings = load(resumed / CONFIG if resumed else None)
     if arguments.phase is not None:
         settings.phase(arguments.phase)  # raises if there is no such phase
 
@@ -63,12 +63,12 @@ def run(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
 
     distributed = Distributed()
     try:
-        if folder is None:
-            folder = distributed.restarted(arguments.name)
-            if folder is not None:
+        if resumed is None:
+            resumed = distributed.restarted(arguments.name)
+            if resumed is not None:
                 arguments.config = None  # the first start has read it
-                settings = load(folder / "config.resolved.yaml")
-        return train(arguments, settings, folder, distributed)
+                settings = load(resumed / CONFIG)
+        return train(arguments, settings, resumed, distributed)
     finally:
         distributed.close()
 
@@ -89,7 +89,9 @@ def resumed_folder(arguments: argparse.Namespace) -> Path | None:
     if arguments.name is not None:
         remedy = "remove it, or start a new run"
         raise UserError("a resumed run keeps its name", f"--name {arguments.name}", remedy)
-    return find_run(arguments.resume)
+    folder = find_training(arguments.resume)
+    is_phase = (folder.parent / CONFIG).exists()
+    return folder.parent if is_phase else folder
 
 
 def train(
@@ -99,26 +101,15 @@ def train(
     distributed: Distributed,
 ) -> int:
     """Train in the folder `resumed`, or in a new one; return the exit code."""
-    from ..assemble import assemble, open_store
-    from ..engine.data.store import Store
-    from ..engine.run.session import Session
-    from ..train import train as train_run
+    if resumed is None:
+        # The run's folder does not exist yet, so an error in the data leaves nothing behind. Rank 0
+        # makes the synthetic sample while the other ranks wait.
+        from ..assemble import open_store
 
-    # A resumed run whose data are gone must not continue on others.
-    synthetic = resumed is None or Store.may_be_synthetic(resumed)
-
-    def build(settings: Settings) -> Project:
-        return assemble(settings, distributed, open_store(settings, synthetic))
-
-    # The run's folder does not exist yet, so an error leaves nothing behind. Rank 0 makes the
-    # synthetic sample while the other ranks wait. A later phase may have other data.
-    first_phase = settings.phase(1) if settings.phases else settings
-    if resumed is None or not settings.phases:
-        distributed.on_all_ranks(lambda: open_store(first_phase, synthetic), main_first=True)
-    if arguments.minutes is not None and resumed is None:
-        settings = within(arguments.minutes, settings, build, distributed)
-
-    changed: dict[str, object] = {}
+        first = settings.phase(1) if settings.phases else settings
+        distributed.on_all_ranks(lambda: open_store(first), main_first=True)
+        if arguments.minutes is not None:
+            settings = within(arguments.minutes, settings, distributed)
     folder = resumed or distributed.begin(lambda: new_run(arguments.name))
 
     def hold() -> None:
@@ -127,38 +118,125 @@ def train(
 
     with ExitStack() as holding:
         distributed.on_all_ranks(hold)
-        if resumed is not None:
-            changed = changes(folder, settings)
-        session = Session(
-            folder,
-            settings,
-            build,
-            distributed,
-            limit=arguments.max_steps or 0,
-            resumed=resumed is not None,
-            changed=changed,
-        )
-        with session:
-            for run in session.phases(arguments.phase or 0):
-                train_run(run)
+        changed = changes(folder, settings) if resumed else {}
+        limit = arguments.max_steps or 0
+        if settings.phases:
+            only = arguments.phase or 0
+            session = train_phases(folder, settings, distributed, limit, changed, only)
+        else:
+            session = train_run(folder, settings, distributed, limit, changed)
 
     if distributed.is_main:
-        print_end(session)
+        print_end(session, folder)
     # The first process to end takes the others with it, so all wait until rank 0 has reported.
     distributed.on_all_ranks(lambda: None)
     return session.exit_code
 
 
-def print_end(session: Session) -> None:
+def train_run(
+    folder: Path,
+    settings: Settings,
+    distributed: Distributed,
+    limit: int = 0,
+    changed: dict[str, object] | None = None,
+) -> Session:
+    """Train in a folder, or resume what is in it; return the session, which has ended.
+
+    limit: stop after this step. changed: previous values of settings that a resume changes.
+    """
+    from ..assemble import assemble, open_store
+    from ..engine.data.store import Store
+    from ..engine.run.session import Session
+    from ..train import train
+
+    resumed = distributed.gather_objects((folder / CONFIG).exists())[0]
+    # A resumed run whose data are gone must not continue on others.
+    synthetic = not resumed or Store.may_be_synthetic(folder)
+
+    def build(settings: Settings) -> Project:
+        return assemble(settings, distributed, open_store(settings, synthetic))
+
+    session = Session(
+        folder, settings, build, distributed, limit, resumed, changed=changed if resumed else {}
+    )
+    with session:
+        train(session.start())
+    return session
+
+
+def train_phases(
+    folder: Path,
+    settings: Settings,
+    distributed: Distributed,
+    limit: int,
+    changed: dict[str, object],
+    only: int,
+) -> Session:
+    """Train each phase as a run in a subfolder, from the last weights of the one before.
+
+    only: train this phase alone (from 1); 0: all phases that are not finished. Returns the last
+    session.
+    """
+    from ..engine.run.checkpoint import Checkpoint
+
+    if distributed.is_main:
+        if changed:
+            amend(folder, settings.to_yaml(), "changed by a resume")
+        elif not (folder / CONFIG).exists():
+            write_text(folder / CONFIG, settings.to_yaml())
+    last = only or len(settings.phases)
+    weights = settings.training.init_from
+    for number in range(1, last + 1):
+        phase = folder / f"phase-{number}"
+        status = distributed.gather_objects(read_json(phase / "status.json"))[0]
+        is_finished = status.get("state") == "finished"
+        if number == only and is_finished:
+            remedy = "--resume continues with the phases that are not"
+            raise UserError(f"phase {number} is finished", str(folder), remedy)
+        if number < only and not is_finished:
+            where = f"{folder}, step {status.get('step', 0)}"
+            raise UserError(f"phase {number} is not finished", where, "resume it first")
+
+        if number == last or not is_finished:
+            values = {"training.init_from": weights, "phases": []}
+            phase_settings = settings.phase(number).replaced(values, f"phase {number}")
+            session = train_phase(phase, phase_settings, distributed, limit, changed)
+            if not session.finished:
+                break
+        weights = str(Checkpoint(phase / "checkpoints", distributed).find("last")["path"])
+    return session
+
+
+def train_phase(
+    folder: Path,
+    settings: Settings,
+    distributed: Distributed,
+    limit: int,
+    changed: dict[str, object],
+) -> Session:
+    """Train one phase in its folder; if the first one cannot begin, nothing is left behind."""
+    if distributed.is_main:
+        folder.mkdir(exist_ok=True)
+    try:
+        session = train_run(folder, settings, distributed, limit, changed)
+    except UserError:
+        phases = folder.parent.glob("phase-*")
+        if distributed.is_main and not any(phases):
+            shutil.rmtree(folder.parent, ignore_errors=True)
+        raise
+    gc.unfreeze()  # lets go of the model of this phase
+    return session
+
+
+def print_end(session: Session, folder: Path) -> None:
     """Print the step at which the call ended, and the command that continues the run."""
     if session.run is None:
         return
-    where = f"at step {session.progress.step} of {session.run.last_step}"
+    where = f"at step {session.run.step} of {session.run.num_steps}"
     if session.finished:
         print(f"finished {where}: {session.folder / 'report.md'}")
     else:
-        name = shlex.quote(session.folder.name)
-        print(f"stopped {where}: `train --resume {name}` continues it")
+        print(f"stopped {where}: `train --resume {shlex.quote(folder.name)}` continues it")
 
 
 def changes(folder: Path, settings: Settings) -> dict[str, object]:
@@ -168,7 +246,7 @@ def changes(folder: Path, settings: Settings) -> dict[str, object]:
     """
     from ..config import load
 
-    before = load(folder / "config.resolved.yaml", resolved=True)
+    before = load(folder / CONFIG, resolved=True)
     changed = {}
     for key, origin in settings.origins.items():
         old = before.value(key)
@@ -187,55 +265,35 @@ def changes(folder: Path, settings: Settings) -> dict[str, object]:
 # --- train --minutes
 
 
-class Pace(NamedTuple):
-    """The speed of a run on this machine, that of its slowest rank."""
-
-    step: float  # seconds
-    evaluation: float  # seconds of a complete evaluation
-    steps_per_epoch: int
-
-
-def within(
-    minutes: float,
-    settings: Settings,
-    build: Callable[[Settings], Project],
-    distributed: Distributed,
-) -> Settings:
+def within(minutes: float, settings: Settings, distributed: Distributed) -> Settings:
     """Return the settings with as many steps as fit into `minutes` here, and no more than before.
 
-    Evaluations count. A few steps are timed in a temporary run. The steps, and where necessary a
-    smaller `evaluation.fraction`, become part of the settings, so the run can be repeated and
-    resumed like any other.
+    A quarter of the time is left for evaluations; long ones take more. The steps become part of the
+    settings, so the run can be repeated and resumed like any other.
     """
     if settings.phases:
         raise UserError("each phase has its own number of steps", "--minutes", "remove it")
-    begun = time.perf_counter()
-    pace = measure_pace(60 * minutes, settings, build, distributed)
-    seconds = 60 * minutes - (time.perf_counter() - begun)
-    seconds = min(distributed.gather_objects(seconds))  # so that all ranks plan the same steps
-    steps, fraction = plan(seconds, pace, settings)
+    start_time = time.perf_counter()
+    seconds_per_step, num_steps = time_steps(60 * minutes, settings, distributed)
     gc.unfreeze()
     gc.collect()  # frees what the timed steps held
+    seconds = 60 * minutes - (time.perf_counter() - start_time)
+    steps = max(1, int(TRAINING_SHARE * seconds / seconds_per_step))
+    steps = min(distributed.gather_objects(min(steps, num_steps)))  # the same on all ranks
+    return settings.replaced({"training.max_steps": steps}, f"--minutes {minutes:g}")
 
-    origin = f"--minutes {minutes:g}"
-    fraction *= settings.evaluation.fraction
-    planned = {"training.max_steps": steps, "evaluation.fraction": fraction}
-    return settings.replaced(planned, origin)
 
-
-def measure_pace(
-    seconds: float,
-    settings: Settings,
-    build: Callable[[Settings], Project],
-    distributed: Distributed,
-) -> Pace:
-    """Train some steps in a temporary folder, and evaluate a few batches.
+def time_steps(seconds: float, settings: Settings, distributed: Distributed) -> tuple[float, int]:
+    """Return the seconds of a step of the slowest rank, and how many steps the settings ask for.
 
     seconds: the time planned for the whole run.
     """
-    from ..engine.run.evaluation import seconds_of
+    from ..assemble import assemble, open_store
     from ..engine.run.session import Session
-    from ..train import train as train_run
+    from ..train import train
+
+    def build(settings: Settings) -> Project:
+        return assemble(settings, distributed, open_store(settings))
 
     trial = settings.replaced({"training.max_steps": MOST_STEPS}, "--minutes")
     with (
@@ -243,37 +301,12 @@ def measure_pace(
         redirect_stdout(io.StringIO()),
         Session(Path(folder), trial, build, distributed, FIRST_STEPS, trial=True) as session,
     ):
-        run = next(session.phases())
+        run = session.start()
         for _ in range(2):
-            train_run(run)
+            train(run)
             if session.exit_code or run.record is None:
                 raise SystemExit(session.exit_code)
-            step = max(distributed.gather_objects(run.record["step_ms"] / 1000))
-            run.limit += int(MEASURING_SHARE * seconds / step)
-        evaluation = 0.0
-        if run.validation is not None:
-            project = run.project
-            evaluation = seconds_of(project.wrapped, run.validation, project.precision, distributed)
-        steps_per_epoch = math.ceil(len(run.loader) / run.accumulation)
-        evaluation = max(distributed.gather_objects(evaluation))
-        return Pace(step, evaluation, steps_per_epoch)
-
-
-def plan(seconds: float, pace: Pace, settings: Settings) -> tuple[int, float]:
-    """Return how many steps, and which fraction of the validation samples, fit into `seconds`.
-
-    Evaluations take at most `EVALUATION_SHARE` of the time, unless a hundredth of the samples takes
-    longer. The steps are at most those of the settings.
-    """
-    most = settings.training.max_steps or settings.training.epochs * pace.steps_per_epoch
-    every = settings.evaluation.every_steps or pace.steps_per_epoch
-    num_evaluations = math.ceil(min(most, max(1, seconds / pace.step)) / every)
-    fraction = 1.0
-    if pace.evaluation > 0:
-        share = EVALUATION_SHARE * seconds / (num_evaluations * pace.evaluation)
-        fraction = min(1.0, max(0.01, share))
-    # Some steps and an evaluation repeat; the time that is left is for fewer steps.
-    evaluation = fraction * pace.evaluation
-    repeats, left = divmod(seconds, every * pace.step + evaluation)
-    steps = int(repeats) * every + max(0, int((left - evaluation) / pace.step))
-    return min(most, max(1, steps)), fraction
+            seconds_per_step = max(distributed.gather_objects(run.record["step_ms"] / 1000))
+            run.limit += int(MEASURING_SHARE * seconds / seconds_per_step)
+        training = settings.training
+        return seconds_per_step, training.max_steps or training.epochs * run.steps_per_epoch

@@ -110,7 +110,7 @@ class Model(Protocol):
 class Hook(Protocol):
     """The class `Hook` of a file in `hooks/`: any of these methods, called on every rank.
 
-    `run` is an `engine.run.run.Run`. Each phase has hooks of its own.
+    `run` is an `engine.run.run.Run`.
     """
 
     trials: bool  # False: not called in the short runs of benchmark and tune (default: True)
@@ -119,7 +119,7 @@ class Hook(Protocol):
         """Called before any data are read. A `UserError` ends the run."""
 
     def start(self, run: Any) -> None:
-        """Called when a phase starts, after its checkpoint is restored."""
+        """Called after the checkpoint is restored."""
 
     def before_step(self, run: Any) -> None:
         """Called before the first forward of a step."""
@@ -140,10 +140,10 @@ class Hook(Protocol):
         """Return a `UserError` that says why a loss or a gradient was not finite, or None."""
 
     def close(self, run: Any) -> None:
-        """Called at the end of a phase, also after an error."""
+        """Called at the end, also after an error."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return what checkpoints store: plain values and tensors."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a stored state: on resume, and from phase to phase."""
+        """Restore a stored state on resume."""

@@ -15,7 +15,8 @@ SOURCE = Path(__file__).parents[2]
 RUNS = Path("runs")
 NAME_BYTES = 255  # the longest name of a file or folder
 # Any of these marks a folder as a run, however early it died.
-MARKS = ("config.resolved.yaml", "status.json", "env.json", "metrics.jsonl", "checkpoints")
+CONFIG = "config.resolved.yaml"
+MARKS = (CONFIG, "status.json", "env.json", "metrics.jsonl", "checkpoints")
 
 
 def prepare_process() -> None:
@@ -87,6 +88,13 @@ def all_runs() -> list[Path]:
 
 
 def find_run(name_or_path: str | Path | None = None) -> Path:
+    """Return the same as `find_training`, but the newest phase of a run that has phases."""
+    folder = find_training(name_or_path)
+    phases = sorted(folder.glob("phase-*"), key=lambda phase: (len(phase.name), phase.name))
+    return phases[-1] if phases else folder
+
+
+def find_training(name_or_path: str | Path | None = None) -> Path:
     """Return the run of this name or at this path; the newest for None or an empty name.
 
     Raises `UserError` that lists the runs if there is no such run.
@@ -103,6 +111,12 @@ def find_run(name_or_path: str | Path | None = None) -> Path:
         return newest_first[0]
     known = ", ".join(run.name for run in newest_first[:8])
     raise UserError(f"no run '{name_or_path}'", f"{RUNS}/", f"the newest runs are {known}")
+
+
+def run_name(folder: Path) -> str:
+    """Return the name of a run, or of one of its phases: `NAME/phase-1`."""
+    is_phase = (folder.parent / CONFIG).exists()
+    return f"{folder.parent.name}/{folder.name}" if is_phase else folder.name
 
 
 def new_run(name: str | None = None) -> Path:
@@ -140,7 +154,7 @@ def new_run(name: str | None = None) -> Path:
 
 def amend(run: Path, text: str, since: str) -> None:
     """Replace a run's settings and mark the changed lines."""
-    path = run / "config.resolved.yaml"
+    path = run / CONFIG
     old_lines = path.read_text(encoding="utf-8").splitlines()
     lines = text.splitlines()
     # Another number of lines is another version's: then none is marked.

@@ -94,7 +94,7 @@ def divergence(loss: float, baseline: float, run: Run) -> str | None:
     A loss or a baseline that is nan is never better.
     """
     progress = run.progress
-    must_beat_baseline = progress.step >= max(LEARNING_FRACTION * run.last_step, LEARNING_STEPS)
+    must_beat_baseline = progress.step >= max(LEARNING_FRACTION * run.num_steps, LEARNING_STEPS)
     if loss > DIVERGENCE_FACTOR * progress.best_loss > 0:
         best = f"the best one, {progress.best_loss:.4g} at step {progress.best_step}"
         what = f"{loss:.4g} is more than {DIVERGENCE_FACTOR:g}× {best}"

@@ -56,7 +56,7 @@ class Hook:
         """Whether to predict: at a new best loss, or at the last one if there was no time then."""
         if not self.enabled:
             return False
-        is_last = run.step >= run.last_step
+        is_last = run.step >= run.num_steps
         if loss < run.progress.best_loss:
             self.missed = self.is_slow and not is_last and not self._is_rare()
             return not self.missed

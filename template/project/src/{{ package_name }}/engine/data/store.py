@@ -189,22 +189,20 @@ class Store:
                 raise UserError(what, str(path), remedy)
 
     def remember(self, run: Path) -> None:
-        """Keep the manifest in the run's folder; phases may have several datasets."""
-        path = run / REMEMBERED
-        write_json(path, {**read_json(path), self.fingerprint: self.manifest})
+        """Keep the manifest in the run's folder."""
+        write_json(run / REMEMBERED, self.manifest)
 
     @classmethod
     def may_be_synthetic(cls, run: Path) -> bool:
-        """Whether a run's record of its data has synthetic ones, or nothing valid."""
-        stores = [cls.remembered(run, name) for name in read_json(run / REMEMBERED)]
-        kinds = [store.source.get("kind") for store in stores if store is not None]
-        return not kinds or SYNTHETIC in kinds
+        """Whether a run was trained on synthetic data, or has no valid record of its data."""
+        store = cls.remembered(run)
+        return store is None or store.source.get("kind") == SYNTHETIC
 
     @classmethod
-    def remembered(cls, run: Path, fingerprint: str) -> Store | None:
+    def remembered(cls, run: Path) -> Store | None:
         """Return the data of a run, without rows; None if it has no valid record of them."""
         path = run / REMEMBERED
-        manifest: Any = read_json(path).get(fingerprint)
+        manifest = read_json(path)
         return cls(path, manifest) if is_sealed(manifest) else None
 
 

@@ -14,8 +14,6 @@ from tqdm import tqdm
 from ..compute.precision import Precision
 from ..interfaces import Batch, Output
 
-TIMED_BATCHES = 2
-
 
 def evaluate(
     model: Any,
@@ -81,17 +79,6 @@ def present_rows(values: Batch, present: Tensor) -> Batch:
 def joined(batches: list[Batch]) -> Batch:
     """Concatenate several batches into one."""
     return {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
-
-
-def seconds_of(model: Any, loader: Any, precision: Precision, distributed: Any) -> float:
-    """Estimate the seconds of a pass over a loader from its first batches.
-
-    One batch runs before the clock starts, since it may compile.
-    """
-    count = min(TIMED_BATCHES, len(loader))
-    evaluate(model, loader, precision, distributed, limit=1)
-    _, seconds = timed(lambda: evaluate(model, loader, precision, distributed, limit=count))
-    return seconds / count * len(loader)
 
 
 def timed(function: Callable[[], Any]) -> tuple[Any, float]:

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 class Progress:
     """The position of a run, always between two optimizer steps, and its best evaluation."""
 
-    phase: int = 0
-    phase_start: int = 0  # step at which the phase began
     step: int = 0
     evaluated: int = 0  # step of the last complete evaluation
     best_loss: float = float("inf")
@@ -50,13 +48,6 @@ class Progress:
         else:
             self.without_gain += 1
         return is_best
-
-    def next_phase(self) -> None:
-        self.phase += 1
-        self.phase_start = self.step
-        self.without_gain = 0
-        # Losses of two phases cannot be compared: their data may differ.
-        self.best_loss = float("inf")
 
 
 @dataclass
@@ -92,7 +83,7 @@ class RankStates:
             if self.recurrent is not None:
                 carries = [rank.get("carry") for rank in ranks]
                 self.recurrent.load_state_dict(carries, self.order, self.distributed.device)
-        elif self.order.by_width and self._is_inside_epoch():
+        elif self.order.by_width and self.progress.step % self.steps_per_epoch > 0:
             kind = self.order.kind
             what = f"in an epoch of the order {kind}, a batch must have {size} samples"
             remedy = f"make data.batch_size × {self.distributed.world} processes equal {size}"
@@ -101,10 +92,6 @@ class RankStates:
             set_random_state(ranks[self.distributed.rank]["random"])
         else:
             seed_everything((torch.initial_seed() + self.progress.step) % 2**32)
-
-    def _is_inside_epoch(self) -> bool:
-        step_of_phase = self.progress.step - self.progress.phase_start
-        return step_of_phase % self.steps_per_epoch > 0
 
 
 class Hooks:

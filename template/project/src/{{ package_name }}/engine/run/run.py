@@ -1,4 +1,4 @@
-"""One phase of a training, as the loop in `train.py` and the hooks see it."""
+"""A training, as the loop in `train.py` and the hooks see it."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ FAILED = 255  # the ranks agree on it after one of them called `fail`; no signal
 DECIDED_BY = {
     "data": "data.path",
     "samples a step": "data.batch_size × training.gradient_accumulation_steps × processes",
-    "schedule": "schedule.name, training.max_steps, training.epochs or phases",
+    "schedule": "schedule.name, training.max_steps or training.epochs",
 }
 
 
 @dataclass
 class Run:
-    """One phase of a training: its data, position, checkpoints and metrics.
+    """A training: its data, position, checkpoints and metrics.
 
     The step alone decides the position in the data. Call `begin`, then train. `closing` closes what
     the constructor opened, also after an error.
@@ -51,15 +51,15 @@ class Run:
 
     folder: Path
     project: Project
-    progress: Progress
     signals: Signals
     closing: contextlib.ExitStack
-    limit: int = 0  # stop after this step of the run; 0: at its end
+    limit: int = 0  # stop after this step; 0: at the end
     trial: bool = False  # no evaluation, no checkpoint
 
     def __post_init__(self) -> None:
         project = self.project
         self.settings = project.settings
+        self.progress = Progress()
         self.notes: list[str] = []  # for the user, printed at the start
         self.record: Row | None = None  # the last one of training
         self.stop = 0  # the signal that all ranks know of
@@ -111,7 +111,6 @@ class Run:
             self.settings.checkpoint.keep,
             must_match={
                 "data": project.store.fingerprint,
-                "phase": self.progress.phase,
                 "order rule": ORDER_RULE,
                 "samples a step": self.global_batch_size,
                 "schedule": f"{self.settings.schedule.name} over {self.num_steps} steps",
@@ -132,7 +131,7 @@ class Run:
     def begin(self, resumed: bool) -> None:
         """Check one batch, then load the newest valid checkpoint or the initial weights.
 
-        After this call, the hooks' `close` is called when the phase ends.
+        After this call, the hooks' `close` is called when the run ends.
         """
         distributed = self.project.distributed
         self._check_one_batch()
@@ -140,7 +139,7 @@ class Run:
         # A mask in a buffer may be -inf from the start.
         self.not_finite = names_not_finite(self.project.model)
         self.first_step = self.step + 1
-        address = distributed.on_all_ranks(lambda: self.log.start(self.progress, self.last_step))
+        address = distributed.on_all_ranks(lambda: self.log.start(self.progress, self.num_steps))
         if address:
             self.log.line(f"tracked in {address}")
         self.meter.restart(self.step)
@@ -157,12 +156,6 @@ class Run:
         self.project.precision.calibrate(max(distributed.gather_objects(total_weight)))
 
     def _load(self, resumed: bool) -> None:
-        first_step = self.progress.phase_start
-        if first_step > 0 and self.step == first_step:
-            # The phase before this one has just ended in this process.
-            self.checkpoint.restore(self.checkpoint.find("last"), ["hooks", "model"])
-            return
-
         restored_step = None
         if resumed:
             restored_step = self.checkpoint.load()
@@ -178,20 +171,11 @@ class Run:
 
     @property
     def step(self) -> int:
-        """Steps of the run so far, over all phases."""
+        """Optimizer steps so far."""
         return self.progress.step
 
-    @property
-    def last_step(self) -> int:
-        """The run's step at which the phase ends."""
-        return self.progress.phase_start + self.num_steps
-
-    @property
-    def step_of_phase(self) -> int:
-        return self.step - self.progress.phase_start
-
     def batches_of(self, step: int) -> tuple[int, int, int]:
-        """Return the epoch (from 0) of a step of the phase (from 0), and its micro-batches.
+        """Return the epoch (from 0) of a step (from 0), and its micro-batches.
 
         They are those from the second number up to, not including, the third one.
         """
@@ -201,8 +185,8 @@ class Run:
 
     @property
     def is_done(self) -> bool:
-        """Whether the phase is complete."""
-        return self.stops_early or self.step >= self.last_step
+        """Whether the training is complete."""
+        return self.stops_early or self.step >= self.num_steps
 
     @property
     def stops_early(self) -> bool:
@@ -211,21 +195,19 @@ class Run:
 
     @property
     def should_stop(self) -> bool:
-        """Whether the loop ends here: the phase is complete, or a limit or a signal stops it."""
+        """Whether the loop ends here: the training is complete, or a limit or a signal stops it."""
         at_limit = 0 < self.limit <= self.step
         return self.is_done or at_limit or self.stop > 0
 
     def _is_due(self, every_steps: int) -> bool:
         """Whether this step ends a period of `every_steps`; 0 stands for an epoch."""
-        if every_steps == 0:
-            return self.step_of_phase % self.steps_per_epoch == 0
-        return self.step % every_steps == 0
+        return self.step % (every_steps or self.steps_per_epoch) == 0
 
     # --- in a step
 
     def next_batches(self) -> Iterator[Batch]:
         """Yield the micro-batches of the next step. The last one exchanges gradients."""
-        epoch, first, end = self.batches_of(self.step_of_phase)
+        epoch, first, end = self.batches_of(self.step)
         if self.batches is None or first == 0:
             if self.batches is not None:
                 next(self.batches, None)  # lets the loader end the epoch before
@@ -287,7 +269,7 @@ class Run:
     def log_due(self) -> bool:
         every_steps = self.settings.monitor.every_steps
         is_early = self.step in FIRST_STEPS and self.step < every_steps
-        return is_early or self.step % every_steps == 0 or self.step == self.last_step
+        return is_early or self.step % every_steps == 0 or self.step == self.num_steps
 
     def write_record(self, learning_rate: float) -> None:
         """Write and print a record of the steps since the last one (host sync).
@@ -300,7 +282,7 @@ class Run:
         # The mean number of samples in a batch over all ranks: an epoch's last batch is padded.
         order = self.loader.order
         batch_samples = min(order.count / len(self.loader), order.batch_size_all_ranks)
-        epoch, _, _ = self.batches_of(self.step_of_phase - 1)
+        epoch, _, _ = self.batches_of(self.step - 1)
         record = {
             "step": self.step,
             "epoch": epoch + 1,
@@ -310,7 +292,7 @@ class Run:
             "samples_per_second": self.meter.num_batches * batch_samples / seconds,
             "step_ms": 1000 * seconds_per_step,
             "data_wait_fraction": self.meter.waited / seconds,
-            "eta_s": (self.last_step - self.step) * seconds_per_step,
+            "eta_s": (self.num_steps - self.step) * seconds_per_step,
             "time": time.time(),
         }
         if self.meter.skips:
@@ -332,7 +314,7 @@ class Run:
             return False
         if self.progress.evaluated == self.step:
             return False
-        return self.step >= self.last_step or self._is_due(self.settings.evaluation.every_steps)
+        return self.step >= self.num_steps or self._is_due(self.settings.evaluation.every_steps)
 
     def evaluate(self) -> None:
         """Evaluate the validation split; save the best. After a signal, `--resume` repeats it."""

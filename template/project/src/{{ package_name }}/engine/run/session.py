@@ -1,4 +1,4 @@
-"""One call of `train`, from the run's folder to the exit code: phases, status, report."""
+"""One call of `train` on the folder of a run, from its start to exit code, status and report."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import shutil
 import signal
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -15,12 +15,10 @@ from typing import TYPE_CHECKING
 from ..errors import NonFinite, UserError
 from ..files import write_text
 from ..log.report import write_report
-from ..runs import amend, write_status
+from ..runs import CONFIG, amend, write_status
 from ..signals import Signals
-from .checkpoint import Checkpoint
 from .environment import device_line, write_environment
 from .explanations import advice, explain
-from .progress import Progress
 from .run import Run
 
 if TYPE_CHECKING:
@@ -31,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Session:
-    """One call of `train` on one run folder; a context manager."""
+    """One call of `train` on the folder of a run; a context manager. `start` makes the run ready."""
 
     folder: Path
     settings: Settings
@@ -44,12 +42,9 @@ class Session:
 
     def __post_init__(self) -> None:
         self.is_main = self.distributed.is_main
-        self.progress = Progress()
         self.signals = Signals(self.is_main)
-        self.notes = [*self.settings.notes]
-        self.phase_settings = self.settings
-        self.run: Run | None = None  # the current phase, once it is ready
-        self.closing = contextlib.ExitStack()  # what the current phase has open
+        self.run: Run | None = None
+        self.closing = contextlib.ExitStack()  # what the run has open
 
     def __enter__(self) -> Session:
         self.signals.listen()
@@ -72,74 +67,44 @@ class Session:
         if isinstance(error, NonFinite) and self.run is not None:
             return self._explain_non_finite(error, self.run)
         batch_size = self.run.loader.order.batch_size if self.run is not None else None
-        return explain(error, self.phase_settings, batch_size)
+        return explain(error, self.settings, batch_size)
 
     def _explain_non_finite(self, error: NonFinite, run: Run) -> UserError:
         for explained in run.call_hooks("explain", error):
             if isinstance(explained, UserError):
                 return explained
-        epoch, _, _ = run.batches_of(error.step - 1 - run.progress.phase_start)
+        epoch, _, _ = run.batches_of(error.step - 1)
         remedy = f"{advice(run.settings, run.project.precision.name)}; or look for its cause"
         remedy += " in model.py, forward, or in dataset.py: the extra diagnose names it"
         return UserError(str(error), f"epoch {epoch + 1}", remedy)
 
-    # --- phases
+    # --- the start
 
-    def phases(self, only: int = 0) -> Iterator[Run]:
-        """Yield each phase, ready to train; a run without phases is one of them.
-
-        only: this phase alone (from 1), from the checkpoint of the one before.
-        """
+    def start(self) -> Run:
+        """Build the project, check one batch and restore; return the run, ready to train."""
         if self.is_main and not self.resumed:
-            write_text(self.folder / "config.resolved.yaml", self.settings.to_yaml())
-        num_phases = len(self.settings.phases)
-        if self.resumed and num_phases:
-            checkpoint = Checkpoint(self.folder / "checkpoints", self.distributed)
-            must_match = checkpoint.find("last").get("must_match", {})
-            self.progress.phase = must_match.get("phase", 0)
-        first = self.progress.phase + 1
-        if 0 < only < first:
-            where = f"the run is in phase {first}"
-            raise UserError(f"phase {only} is finished", where, "--resume continues with it")
-
-        for number in range(first, max(num_phases, 1) + 1):
-            run = self._begin_phase(number)
-            if number == only - 1 and not run.is_done:
-                where = f"step {self.progress.step} of {run.last_step}"
-                raise UserError(f"phase {number} is not finished", where, "resume it first")
-            yield run
-            if not run.is_done or number == only:
-                return
-            if number < num_phases:
-                self.closing.close()
-                self.progress.next_phase()
-
-    def _begin_phase(self, number: int) -> Run:
-        """Build, check one batch, restore, start."""
-        if self.settings.phases:
-            self.phase_settings = self.settings.phase(number)
+            write_text(self.folder / CONFIG, self.settings.to_yaml())
         run = Run(
             self.folder,
-            self.assemble(self.phase_settings),
-            self.progress,
+            self.assemble(self.settings),
             self.signals,
             self.closing,
             limit=self.limit,
             trial=self.trial,
         )
-        run.begin(self.resumed)
         self.run = run
+        run.begin(self.resumed)
         self._introduce(run)
         self.distributed.on_all_ranks(lambda: run.call_hooks("start"))
         return run
 
     def _introduce(self, run: Run) -> None:
         """Print what is trained and how; write it to the run's folder."""
-        self.notes += run.notes
-        self.notes += run.project.startup_notes(run.loader, run.validation)
+        notes = [*self.settings.notes, *run.notes]
+        notes += run.project.startup_notes(run.loader, run.validation)
         if self.resumed:
-            run.log.line(f"resumed at step {self.progress.step} of {run.last_step}")
-            self._amend_settings()
+            run.log.line(f"resumed at step {run.step} of {run.num_steps}")
+            notes += self._amend_settings(run.step)
         run.project.optimizations.append(run.loader.order.describe())
         num_parameters = sum(weight.numel() for weight in run.project.model.parameters())
         run.log.line(f"{self.folder}: {device_line(run.project.device)}")
@@ -147,7 +112,7 @@ class Session:
             run.log.line(f"  {entry['name']:<26}{entry['state']:<13} {entry['why']}")
         steps = f"{run.num_steps:,} steps of {run.global_batch_size:,} samples"
         run.log.line(f"  {num_parameters:,} parameters, {steps}")
-        for note in self.notes:
+        for note in notes:
             run.log.line(f"note: {note}")
         if not self.is_main:
             return
@@ -156,21 +121,21 @@ class Session:
             run.project.device,
             optimizations=run.project.optimizations,
             changed=self.settings.changed(),
-            notes=self.notes,
+            notes=notes,
             parameters=num_parameters,
         )
         run.project.store.remember(self.folder)
-        write_status(self.folder, "running", "", self.progress.step, resumed=self.resumed)
+        write_status(self.folder, "running", "", run.step, resumed=self.resumed)
 
-    def _amend_settings(self) -> None:
-        """Write the values that hold from here on into the run's settings."""
-        since = f"from step {self.progress.step} on"
-        for key, before in self.changed.items():
-            value = self.settings.value(key)
-            self.notes.append(f"{since} {key} is {value}; it was {before}")
+    def _amend_settings(self, step: int) -> list[str]:
+        """Write the values that hold from here on into the run's settings; return notes on them."""
+        since = f"from step {step} on"
         if self.is_main and self.changed:
             amend(self.folder, self.settings.to_yaml(), since)
-        self.changed = {}
+        notes = []
+        for key, before in self.changed.items():
+            notes.append(f"{since} {key} is {self.settings.value(key)}; it was {before}")
+        return notes
 
     # --- the outcome
 
@@ -183,9 +148,8 @@ class Session:
 
     @property
     def finished(self) -> bool:
-        """Whether the last phase has come to its end."""
-        last_phase = max(len(self.settings.phases) - 1, 0)
-        return self.progress.phase == last_phase and self.run is not None and self.run.is_done
+        """Whether the run has come to its end."""
+        return self.run is not None and self.run.is_done
 
     def _write_outcome(self, error: BaseException | None) -> None:
         """Write status and report; remove the folder after an error found before the start."""
@@ -196,7 +160,7 @@ class Session:
         # A full disk must not hide the error.
         with contextlib.suppress(OSError):
             state, reason = self._outcome(error)
-            write_status(self.folder, state, reason, self.progress.step)
+            write_status(self.folder, state, reason, self.run.step if self.run else 0)
             if not self.trial:
                 write_report(self.folder)
 
@@ -210,7 +174,7 @@ class Session:
         elif self.exit_code:
             reason = signal.Signals(self.exit_code - 128).name
         elif not self.finished:
-            reason = "--max-steps or --phase"
+            reason = "--max-steps"
         # `train | head` breaks the pipe: that is no failure.
         if error is not None and not isinstance(error, BrokenPipeError):
             return "failed", reason
