@@ -42,6 +42,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     from ..tokenizer import restore
 
     tokenizer = restore(project.store.facts["tokenizer"])
+
     # In the training data, each document follows the end of another, so the prompt does, too.
     try:
         prompt = [tokenizer.end, *tokenizer.encode(os.fsencode(arguments.prompt)).tolist()]

@@ -93,14 +93,9 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, rotation: Tensor | None, cache: Cache | None = None) -> Tensor:
         mixed = self.attention(self.attention_norm(x), rotation, cache)
-        x = x + self._dropped(mixed)
+        x = x + functional.dropout(mixed, self.dropout, self.training)
         hidden = functional.gelu(self.hidden(self.hidden_norm(x)))
-        return x + self._dropped(self.out(hidden))
-
-    def _dropped(self, x: Tensor) -> Tensor:
-        if not self.dropout:
-            return x
-        return functional.dropout(x, self.dropout, self.training)
+        return x + functional.dropout(self.out(hidden), self.dropout, self.training)
 
 
 def make_norm(sizes: Any) -> nn.Module:
@@ -184,8 +179,7 @@ class GPT(nn.Module):
             rotation = self.rotation[place]
         else:
             x = x + self.positions.weight[place]
-        if self.dropout:
-            x = functional.dropout(x, self.dropout, self.training)
+        x = functional.dropout(x, self.dropout, self.training)
         for number, layer in enumerate(self.layers):
             x = layer(x, rotation, caches[number]) if caches else layer(x, rotation)
         return x
