@@ -197,7 +197,7 @@ def test_files_are_split_whole_and_copies_left_out(kind, end, tmp_path):
     (folder / "empty.txt").touch()
     (folder / ".hidden.txt").write_text("hidden")
     words = ("prepare", "--input", "texts", "--split", "0.8,0.1,0.1")
-    assert "copies left out: 30" in LLM.done(*words, cwd=tmp_path).out
+    assert "left out: 30" in LLM.done(*words, cwd=tmp_path).out
     sizes = []
     seen = []
     for split in ("train", "validation", "test"):
@@ -573,6 +573,7 @@ def test_what_generate_refuses(tmp_path):
     for flag, value, says in (
         ("--prompt", "€", "'€' is not in the vocabulary"),
         ("--tokens", "-1", "--tokens"),
-        ("--temperature", "-1", "--temperature"),
+        ("--temperature", "1e-42", "--temperature: use 0, or 0.001 or more"),
+        ("--seed", str(2**64), "--seed: use 0 or more, below 2"),
     ):
         one_error(LLM.run("generate", flag, value, cwd=tmp_path), says)
