@@ -14,9 +14,7 @@ import pytest
 import torch
 from running import (
     Result,
-    check_run,
     evaluation_of,
-    losses,
     one_error,
     rows,
     run,
@@ -477,21 +475,6 @@ def test_the_count_model_is_the_one_of_witten_and_bell():
 
 
 # ---- fp8 ---------------------------------------------------------------------------------------
-
-
-def test_fp8_emulated_learns_as_bf16_does(place):
-    project = LLM.project(precision="fp8")
-    words = ("train", *SMALL, "--model.width", "128", "--training.max_steps", "8")
-    result = check_run(project, *words, "--training.fp8_emulation", "true", cwd=place)
-    assert "torchao" not in result.err, "what its import has to say is not the user's business"
-    assert "_pytree" not in result.err
-    assert re.search("emulated.* 8 layers", result.out, re.DOTALL)
-    fp8 = float.fromhex(losses(place)[-1][1])
-    check_run(project, *words, "--training.precision", "bf16", cwd=place)
-    bf16 = float.fromhex(losses(place)[-1][1])
-    assert fp8 != bf16
-    assert fp8 == pytest.approx(bf16, rel=0.05)
-    check_run(project, "evaluate", cwd=place)
 
 
 def test_fp8_layers_evaluate_in_bf16_and_leave_small_ones_alone():
