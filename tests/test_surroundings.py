@@ -122,7 +122,7 @@ def test_an_installed_package_works_in_the_current_directory_and_says_where_sett
 
 # Flags of `train`, and what its one line says; test_config.py has what is wrong in files.
 REFUSED = {
-    "--training.precision fp8": ["fp8", "choose|copier update"],
+    "--training.precision fp8": ["fp8", "give auto, fp32"],
     "--resume nonsense": ["no run 'nonsense'", "runs are a"],
     "--name ../../x": ["not a plain folder name", "use letters"],
     "--name a": ["run 'a' exists already", "--resume a"],

@@ -305,8 +305,8 @@ def test_no_server_ends_all_ranks_with_one_line(place):
 @pytest.mark.first(1)
 def test_each_phase_is_a_tracked_run(tracker, place):
     config = (render(workload="tabular", tracker=tracker) / "config.yaml").read_text()
-    first = {"name": "first", "steps": 6, "overrides": {"data.batch_size": 64}}
-    second = {"name": "second", "steps": 6, "overrides": {"optimizer.learning_rate": 1e-4}}
+    first = {"training.max_steps": 6, "data.batch_size": 64}
+    second = {"training.max_steps": 6, "optimizer.learning_rate": 1e-4}
     phases = {"phases": [first, second]}
     (place / "config.yaml").write_text(yaml.safe_dump(yaml.safe_load(config) | phases))
     words = ("--model.width", "16", "--monitor.every_steps", "2", "--name", "both")
