@@ -118,9 +118,8 @@ def test_a_layer_that_this_cpu_lacks_in_half_precision_has_a_remedy():
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (("--temperature", "1e-42"), "temperature 1e-42: --temperature: use 0, or 0.001 or more"),
-        (("--seed", "9" * 20), "a seed of 20 digits is too large: --seed"),
-        (("--seed", str(2**64)), "--seed"),
+        (("--temperature", "1e-42"), "--temperature: use 0, or 0.001 or more"),
+        (("--seed", str(2**64)), "--seed: use 0 or more, below 2"),
     ],
 )
 def test_numbers_that_generate_cannot_use_are_one_line(words, reason, tmp_path):

@@ -67,13 +67,14 @@ def current() -> dict[str, Any]:
 
 
 def script_settings(workload: str) -> set[str]:
-    """Flags of a script, and the names that it takes from the environment."""
-    tree = ast.parse(
-        (render(workload=workload, layout="script") / "train.py").read_text(encoding="utf-8")
-    )
-    (settings,) = (n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "Settings")
-    fields = [node for node in settings.body if isinstance(node, ast.AnnAssign)]
-    return {ast.unparse(field.target) for field in fields} | {"resume"}
+    """Flags of a script."""
+    text = (render(workload=workload, layout="script") / "train.py").read_text(encoding="utf-8")
+    names = {"resume", "benchmark", "rounds", "no_optimize"}
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.ClassDef) and node.name in ("RunSettings", "Settings"):
+            fields = [field for field in node.body if isinstance(field, ast.AnnAssign)]
+            names |= {ast.unparse(field.target) for field in fields}
+    return names
 
 
 def flat(content: Any, prefix: str = "") -> set[str]:

@@ -23,7 +23,6 @@ import test_llm
 import test_seq2seq
 import torch
 import yaml
-from budget import SCRIPT, TABULAR_SCRIPT
 from rendering import REPOSITORY, render
 from running import PACKAGE, evaluation_of, rows, start
 from test_graph import classifier
@@ -211,8 +210,7 @@ def millions(model: Any) -> float:
 def sizes(place: Path) -> Found:
     """Millions of parameters, of models without memory; GB of weights, gradients and AdamW's
     averages."""
-    figures = Found(tokens=SCRIPT.tokens)
-    figures["tabular tokens"] = TABULAR_SCRIPT.tokens
+    figures = Found()
     build_gpt = test_llm.module("model").build_model
     build_t5 = test_seq2seq.module("model").build_model
     with torch.device("meta"):

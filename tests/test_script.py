@@ -4,7 +4,6 @@ Its losses, evaluations and weights are the package's, bit for bit, on the data 
 reads.
 """
 
-import ast
 import functools
 import os
 import random
@@ -15,7 +14,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -453,7 +451,7 @@ def test_flags_and_the_environment(workload, monkeypatch):
     import train
 
     def read(words=""):
-        return train.read_settings(words.split())[0]
+        return train.read_settings(train.parse(words.split()))[0]
 
     for words in ("--max-steps 7", "--max_steps 7", "--max-steps=7"):
         assert read(words).max_steps == 7
@@ -476,35 +474,6 @@ def test_flags_and_the_environment(workload, monkeypatch):
     sys.modules.pop("train", None)
 
 
-# --- the text
-
-
-def text_of(workload: str) -> str:
-    path = REPOSITORY / "template/parts/script" / workload / "train.py"
-    return path.read_text(encoding="utf-8")
-
-
-# These differ by what is trained.
-YOURS = {"Settings", "Data", "Model", "Block", "synthesize", "split_rows", "compute_loss"}
-
-
-def test_what_scripts_share_is_the_same_text():
-    """They are files to be pasted: a fix of one is a fix of all."""
-    by_script: list[dict[str, str]] = []
-    for workload in SCRIPTS:
-        text = text_of(workload)
-        definitions = {}
-        for node in ast.parse(text).body:
-            if isinstance(node, ast.FunctionDef | ast.ClassDef):
-                definitions[node.name] = ast.get_source_segment(text, node) or ""
-        checks = definitions["Settings"].partition("def __post_init__")[2]
-        by_script.append({**definitions, "the checks of settings": checks})
-    for name in set(chain(*by_script)) - YOURS:
-        assert len({texts[name] for texts in by_script if name in texts}) == 1, name
-    shared = {"training_steps", "save_checkpoint", "load_checkpoint", "evaluate", "train"}
-    assert shared <= set.intersection(*map(set, by_script))
-
-
 # --- its own tests
 
 
@@ -517,7 +486,7 @@ def test_own_tests_of_a_script_pass(workload, tmp_path):
 
 FAULTS = [
     ("timeseries", "generator.set_state(state.cpu())", "state.cpu()"),
-    ("timeseries", "train_rows = values[: ends[0]]", "train_rows = values"),
+    ("timeseries", "train_rows = values[:num_train]", "train_rows = values"),
     ("timeseries", " * is_real[:, None, None]", ""),
     ("tabular", "train = values[:num_train]", "train = values"),
     ("llm", "blocks[:, 1:]", "blocks[:, :-1]"),

@@ -45,10 +45,12 @@ def prepare_folder(folder: Path, wrong: int, flags: str) -> Result:
 
 
 @pytest.mark.parametrize("tokenizer", ["char", "bpe --vocabulary 300"])
-def test_all_files_of_another_encoding_are_in_one_line(tokenizer, tmp_path):
-    line = one_error(prepare_folder(tmp_path, 12, f"--tokenizer {tokenizer}"))
-    assert "12 files are not UTF-8 text: texts/00.txt, texts/01.txt" in line
-    assert "texts/04.txt and 7 more: convert them" in line
+def test_each_file_of_another_encoding_is_named(tokenizer, tmp_path):
+    result = prepare_folder(tmp_path, 12, f"--tokenizer {tokenizer}")
+    lines = result.err.strip().splitlines()
+    assert result.code == 2
+    for number in range(12):
+        assert f"not UTF-8 text: texts/{number:02}.txt, byte 2: convert" in lines[number]
     one_error(prepare_folder(tmp_path, 1, f"--tokenizer {tokenizer}"), "texts/00.txt, byte 2")
     assert prepare_folder(tmp_path, 12, "").code == 0  # bytes are tokens
 

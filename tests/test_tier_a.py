@@ -107,6 +107,7 @@ def test_rules_of_the_repository_are_those_of_the_project():
     ours = read_toml(REPOSITORY / "pyproject.toml")
     theirs = read_toml(render() / "pyproject.toml")
     del ours["tool"]["ruff"]["lint"]["pycodestyle"]
+    del ours["tool"]["ruff"]["lint"]["per-file-ignores"]
     assert ours["tool"]["ruff"] == theirs["tool"]["ruff"]
 
 
@@ -273,14 +274,23 @@ def test_parts_are_rendered_byte_for_byte_and_none_is_dead():
                 assert rendered.read_bytes() == part.read_bytes()
                 unused.discard(part)
     for answers in scripts():
-        for path in render(**answers).glob("*.py"):
-            part = TEMPLATE / "parts/script" / answers["workload"] / path.name
-            text = part.read_text(encoding="utf-8")
-            if path.name == "train.py":  # one word of it is an answer
-                assert text.count(GIVEN.format("auto")) == 1
-                text = text.replace(GIVEN.format("auto"), GIVEN.format(answers["precision"]))
-            assert path.read_text(encoding="utf-8") == text
-            unused.discard(part)
+        text = (render(**answers) / "train.py").read_text(encoding="utf-8")
+        # One word of it is an answer.
+        assert text.count(GIVEN.format(answers["precision"])) == 1
+        text = text.replace(GIVEN.format(answers["precision"]), GIVEN.format("auto"))
+        scripts_folder = TEMPLATE / "parts/script"
+        for folder in (scripts_folder / answers["workload"], scripts_folder / "_common"):
+            for part in folder.glob("*.py"):
+                piece = part.read_text(encoding="utf-8")
+                if part.name == "test_train.py":
+                    assert piece == (render(**answers) / part.name).read_text(encoding="utf-8")
+                elif piece in text:
+                    text = text.replace(piece, "", 1)
+                else:
+                    assert folder.name == "_common", part
+                    continue
+                unused.discard(part)
+        assert set(text.splitlines()) <= {"", "# " + "-" * 77, "# Data", "# Model"}
     assert unused == set()
 
 
@@ -308,7 +318,7 @@ def test_types(tmp_path):
     scripts_folder.mkdir()
     (scripts_folder / "__init__.py").touch()
     for workload in SCRIPTS:
-        source = REPOSITORY / "template/parts/script" / workload / "train.py"
+        source = render(workload=workload, layout="script") / "train.py"
         (scripts_folder / f"{workload}.py").symlink_to(source)
     command = [sys.executable, "-m", "mypy", "--config-file", str(REPOSITORY / "pyproject.toml")]
     command += ["--cache-dir", str(REPOSITORY / ".mypy_cache"), "--no-error-summary"]

@@ -75,7 +75,7 @@ def hdf5(folder: Path, count: int = 400, **datasets: Any) -> Path:
 def test_hdf5_is_read_as_it_is(tmp_path):
     path = hdf5(tmp_path)
     out = done(tmp_path, *PREPARE, "--split", "280,60,60")
-    assert "2 steps later, 9 left out at each border" in out  # (16 + 3) ÷ 2, rounded up, less 1
+    assert "9 windows before each border" in out  # (16 + 3) ÷ 2, rounded up, less 1
     opened = store(tmp_path)
     assert opened.arrays["features"].path == path
     assert opened.splits == {"train": [0, 271], "validation": [280, 331], "test": [340, 400]}
@@ -106,7 +106,7 @@ def test_columns_that_never_change_are_said(tmp_path):
     hdf5(tmp_path, features=features)
     out = done(tmp_path, *PREPARE)
     assert [line for line in out.splitlines() if SAID in line] == [f"{SAID}1, 2 of features"]
-    assert "overlap:    none" in out
+    assert "left out:   0 windows" in out
     borders = {"train": [0, 280], "validation": [280, 340], "test": [340, 400]}
     assert store(tmp_path).splits == borders
 
@@ -232,7 +232,7 @@ def test_a_refused_prepare_leaves_the_data_that_were_there(tmp_path):
     hdf5(tmp_path)
     done(tmp_path, *PREPARE)
     before = files_of(tmp_path / "data")
-    one_error(refused(tmp_path, *PREPARE, "--purge", "999"), "0 training .* windows", "--purge")
+    one_error(refused(tmp_path, *PREPARE, "--purge", "999"), "no train window is left", "--purge")
     assert files_of(tmp_path / "data") == before
 
 

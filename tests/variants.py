@@ -14,7 +14,8 @@ from rendering import REPOSITORY, questions
 Answers = dict[str, Any]
 
 LARGE_PRODUCTS = ("llm", "seq2seq")  # workloads that fp8 and fsdp are offered for
-SCRIPTS = tuple(sorted(path.name for path in (REPOSITORY / "template/parts/script").iterdir()))
+PARTS_OF_SCRIPTS = REPOSITORY / "template/parts/script"
+SCRIPTS = tuple(sorted(path.name for path in PARTS_OF_SCRIPTS.iterdir() if path.name[0] != "_"))
 
 # These change few lines, or files that no other file knows, so they vary pairwise with the rest.
 # Every other question with choices is structural: all combinations are rendered. Tier B trains all

@@ -93,12 +93,12 @@ DEFAULT = Budget(75, 8, 59_300, 10.4, 400, 0, 0)
 TABULAR = Budget(73, 8, 58_600, 10.4, 400, 0, 0)
 # Everything switched on.
 LARGEST = Budget(119, 16, 110_000, 10.5, 420, 0, 0)
-SCRIPT = Budget(8, 7, 5_950, 11.3, 1_050, 0, 0)
-TABULAR_SCRIPT = Budget(8, 7, 6_700, 11.3, 1_050, 0, 0)
+SCRIPT = Budget(8, 7, 8_700, 10.9, 400, 0, 0)
+TABULAR_SCRIPT = Budget(8, 7, 9_200, 10.9, 400, 0, 0)
 
 AIM_DEFAULT = Budget(44, 7, 50_000, 9.5, 300, 0, 0)
 AIM_TABULAR = Budget(42, 7, 48_000, 9.5, 300, 0, 0)
-AIM_SCRIPT = Budget(6, 7, 4_600, 10.5, 1_000, 0, 0)
+AIM_SCRIPT = Budget(6, 7, 7_000, 10.5, 300, 0, 0)
 
 
 @functools.cache

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import argparse
 import functools
+import importlib.util
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -428,14 +430,18 @@ def examples_of(name: str) -> Iterator[tuple[str, str]]:
 
 
 def script_settings(workload: str) -> list[Flag]:
-    """The flags of the one file of `layout: script`: its settings, and `--resume`."""
-    source = (render(workload=workload, layout="script") / "train.py").read_text(encoding="utf-8")
-    settings = source.partition("class Settings:")[2].partition("\n\n")[0]
+    """The flags of the one file of `layout: script`."""
+    path = render(workload=workload, layout="script") / "train.py"
+    spec: Any = importlib.util.spec_from_file_location(f"train_{workload}", path)
+    script = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = script  # dataclasses look it up
+    spec.loader.exec_module(script)
     listed = []
-    for name, default, meaning in re.findall(r"(\w+): \w+ = (.*?)  # (.*)", settings):
-        listed.append(Flag(f"--{name}", meaning, default))
-    (resume,) = re.findall(r'"--resume".*?help="(.*?)"', source)
-    return [*listed, Flag("--resume [FOLDER]", resume, "")]
+    for action in script.make_parser(asdict(script.Settings()))._actions[1:]:
+        meaning, _, default = action.help.partition(" (default: ")
+        name = max(action.option_strings, key=lambda flag: flag.count("_"))
+        listed.append(Flag(name, meaning.replace("%%", "%"), default.removesuffix(")")))
+    return listed
 
 
 def commands_page() -> str:

@@ -7,7 +7,7 @@ all days.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 from matplotlib.dates import ConciseDateFormatter
@@ -25,36 +25,32 @@ WORST = 8
 DRAWN = 3  # stocks to plot over time
 
 
-class Forecasts(NamedTuple):
-    """The known targets and their forecasts, each (M,)."""
-
-    date: np.ndarray
-    stock: np.ndarray
-    truth: np.ndarray
-    guess: np.ndarray
+Forecasts = dict[str, np.ndarray]
+"""The `date` and `stock` of each known target, its `truth` and its `forecast`, each (M,)."""
 
 
 def examples(batch: Batch, predictions: Batch, project: Project) -> dict[str, Figure | str]:
     """Plot forecasts of some stocks over time, forecasts against truth, and list the worst."""
     forecasts = collect(batch, predictions, project.store)
+    truth = forecasts["truth"]
     names = project.store.facts["tickers"]
-    kind = project.store.facts["target"]["kind"]
-
     figure = Figure(figsize=(11, 6.4), layout="constrained")
     grid = figure.add_gridspec(DRAWN, 2, width_ratios=[1.6, 1])
-    most_often = np.bincount(forecasts.stock).argsort()[::-1]
+    most_often = np.bincount(forecasts["stock"]).argsort()[::-1]
     for place, number in enumerate(most_often[:DRAWN]):
         axes = figure.add_subplot(grid[place, 0])
         tidy(axes, names[number])
-        draw_stock(axes, forecasts, number)
+        mine = forecasts["stock"] == number
+        for name, color in (("truth", "0.4"), ("forecast", "C1")):
+            axes.plot(forecasts["date"][mine], forecasts[name][mine], color=color, label=name)
+        axes.xaxis.set_major_formatter(ConciseDateFormatter(axes.xaxis.get_major_locator()))
     figure.axes[0].legend(frameon=False, fontsize=8)
 
     axes = figure.add_subplot(grid[:, 1])
-    title = f"{kind}: {len(forecasts.truth):,} forecasts against truth"
-    tidy(axes, title, "truth", "forecast")
-    mean = forecasts.truth.mean()
-    axes.scatter(forecasts.truth, forecasts.guess, s=6, alpha=0.3, linewidths=0)
-    axes.axline((mean, mean), slope=1, color="0.3", linewidth=1)
+    kind = project.store.facts["target"]["kind"]
+    tidy(axes, f"{kind}: {len(truth):,} forecasts against truth", "truth", "forecast")
+    axes.scatter(truth, forecasts["forecast"], s=6, alpha=0.3, linewidths=0)
+    axes.axline((truth.mean(), truth.mean()), slope=1, color="0.3", linewidth=1)
     return {"forecasts": figure, "worst": list_worst(forecasts, names)}
 
 
@@ -65,32 +61,20 @@ def collect(batch: Batch, predictions: Batch, store: Store) -> Forecasts:
     day, seat = np.nonzero(batch["listed"].numpy() & np.isfinite(target))  # (M,)
     sample = batch["index"].numpy()[day] + store.splits["validation"][0]
     row = store.arrays["seats"].rows()[sample, seat]
-    return Forecasts(
-        date=store.arrays["dates"].rows()[sample].astype("datetime64[D]"),
-        stock=store.arrays["stock"].rows()[row],
-        truth=target[day, seat],
-        guess=prediction[day, seat],
-    )
-
-
-def draw_stock(axes: Any, forecasts: Forecasts, number: int) -> None:
-    """Plot truth and forecast of one stock over time."""
-    mine = forecasts.stock == number
-    date = forecasts.date[mine]
-    truth = forecasts.truth[mine]
-    axes.plot(date, truth, ".-", color="0.4", linewidth=0.8, markersize=3, label="truth")
-    axes.plot(date, forecasts.guess[mine], color="C1", label="forecast")
-    axes.xaxis.set_major_formatter(ConciseDateFormatter(axes.xaxis.get_major_locator()))
+    return {
+        "date": store.arrays["dates"].rows()[sample].astype("datetime64[D]"),
+        "stock": store.arrays["stock"].rows()[row],
+        "truth": target[day, seat],
+        "forecast": prediction[day, seat],
+    }
 
 
 def list_worst(forecasts: Forecasts, names: list[str]) -> str:
     """Return a Markdown table of the forecasts with the largest errors."""
-    error = np.abs(forecasts.guess - forecasts.truth)
-    rows = []
-    for place in error.argsort()[: -WORST - 1 : -1]:
-        name = names[forecasts.stock[place]]
-        truth = float(forecasts.truth[place])
-        guess = float(forecasts.guess[place])
-        rows.append((str(forecasts.date[place]), name, truth, guess))
-    title = f"Worst of {len(error):,} forecasts"
-    return "\n".join(table(title, ("date", "stock", "truth", "forecast"), rows))
+    error = np.abs(forecasts["forecast"] - forecasts["truth"])
+    worst = error.argsort()[: -WORST - 1 : -1]
+    columns = {name: values[worst].tolist() for name, values in forecasts.items()}
+    columns["date"] = list(map(str, columns["date"]))
+    columns["stock"] = [names[number] for number in columns["stock"]]
+    rows = list(zip(*columns.values(), strict=True))
+    return "\n".join(table(f"Worst of {len(error):,} forecasts", tuple(columns), rows))

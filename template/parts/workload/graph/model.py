@@ -17,8 +17,7 @@ from torch.nn import functional
 
 from .engine.interfaces import Batch, Output
 
-CPU_EDGES = 8192
-"""Edges summed at a time on a CPU, whose messages fit into its cache. A GPU sums all at once."""
+SLOPE = 0.2  # of the scores below 0 (Veličković et al. 2018)
 
 
 class SegmentAttention(torch.autograd.Function):
@@ -58,11 +57,9 @@ class SegmentAttention(torch.autograd.Function):
             kept = torch.rand_like(weights) >= dropout
 
         out = torch.zeros_like(values)
-        shares_of_edges = _dropped(weights, kept, dropout)
-        for sources, targets, shares in _blocks(source, target, shares_of_edges):
-            messages = values.index_select(0, sources)  # (≤ CPU_EDGES, H, C)
-            messages.mul_(shares.unsqueeze(2))
-            out.index_add_(0, targets, messages)
+        messages = values.index_select(0, source)  # (E, H, C)
+        messages.mul_(_dropped(weights, kept, dropout).unsqueeze(2))
+        out.index_add_(0, target, messages)
         ctx.save_for_backward(values, weights, source, target, out, kept)
         ctx.dropout = dropout
         return out
@@ -71,14 +68,11 @@ class SegmentAttention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         values, weights, source, target, out, kept = ctx.saved_tensors
+        shares = _dropped(weights, kept, ctx.dropout)
+        arriving = gradient.index_select(0, target)  # (E, H, C)
+        to_scores = (values.index_select(0, source) * arriving).sum(2)
         to_values = torch.zeros_like(values)
-        to_scores = torch.empty_like(weights)
-        blocks = _blocks(source, target, _dropped(weights, kept, ctx.dropout), to_scores)
-        for sources, targets, shares, to_score in blocks:
-            arriving = gradient.index_select(0, targets)  # (≤ CPU_EDGES, H, C)
-            products = values.index_select(0, sources).mul_(arriving)
-            torch.sum(products, 2, out=to_score)
-            to_values.index_add_(0, sources, arriving.mul_(shares.unsqueeze(2)))
+        to_values.index_add_(0, source, arriving.mul_(shares.unsqueeze(2)))
         mean = (gradient * out).sum(2)  # (N, H): the softmax's own term, Σ weight · derivative
         to_scores = _dropped(to_scores, kept, ctx.dropout)
         to_scores.sub_(mean.index_select(0, target)).mul_(weights)
@@ -92,16 +86,6 @@ def _dropped(weights: Tensor, kept: Tensor | None, dropout: float) -> Tensor:
     return (weights * kept).div_(1 - dropout)
 
 
-def _blocks(*tensors: Tensor) -> Any:
-    """Split the tensors along the edges, and return matching blocks.
-
-    An exported program gets one block: their number would hold for one number of edges only.
-    """
-    if tensors[0].device.type != "cpu" or torch.compiler.is_exporting():
-        return [tensors]
-    return zip(*(tensor.split(CPU_EDGES) for tensor in tensors), strict=True)
-
-
 class GraphAttention(nn.Module):
     """Graph attention (Veličković et al. 2018) over any graph, (N, inputs) to (N, H·C).
 
@@ -110,14 +94,9 @@ class GraphAttention(nn.Module):
     bias. dropout: applied to the normalized weights of each head in training, as in the paper.
     """
 
-    def __init__(
-        self, inputs: int, width: int, heads: int = 1, slope: float = 0.2, dropout: float = 0.0
-    ):
+    def __init__(self, inputs: int, width: int, heads: int = 1, dropout: float = 0.0):
         super().__init__()
-        if not 0 <= dropout < 1:
-            raise ValueError(f"dropout must be at least 0 and below 1, not {dropout}")
         self.heads = heads
-        self.slope = slope
         self.dropout = dropout
         self.linear = nn.Linear(inputs, heads * width, bias=False)
         self.source = nn.Parameter(torch.empty(heads, width))
@@ -139,7 +118,7 @@ class GraphAttention(nn.Module):
         scores = functional.linear(x, weights)  # (N, 2H)
         leaving, arriving = scores.float().split(self.heads, 1)
         scores = leaving.index_select(0, source) + arriving.index_select(0, target)  # (E, H)
-        scores = functional.leaky_relu(scores, self.slope, inplace=True)
+        scores = functional.leaky_relu(scores, SLOPE, inplace=True)
         if present is not None:
             scores = scores.masked_fill(~present.unsqueeze(1), -torch.inf)
         dropout = self.dropout if self.training else 0.0

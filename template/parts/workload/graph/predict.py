@@ -124,14 +124,9 @@ def predict(project: Any, loader: Loader) -> dict[str, Any]:
 
 def as_csv(predicted: dict[str, Any]) -> bytes:
     """Return the content of a CSV file."""
-    names = ["date", "ticker"]
-    columns = [predicted["date"], predicted["ticker"]]
-    for place, days in enumerate(predicted["horizons"]):
-        names.append(f"prediction {days}")
-        columns.append([f"{value:.7g}" for value in predicted["prediction"][:, place]])
-
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(names)
-    writer.writerows(zip(*columns, strict=True))
+    writer.writerow(["date", "ticker", *(f"prediction {days}" for days in predicted["horizons"])])
+    predictions = predicted["prediction"].T
+    writer.writerows(zip(predicted["date"], predicted["ticker"], *predictions, strict=True))
     return text.getvalue().encode()

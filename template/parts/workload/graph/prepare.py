@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from bisect import bisect
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -31,9 +32,7 @@ ROW = [("date", "i8"), ("prices", "f8", (4,)), ("adjusted", "f8"), ("volume", "f
 # Other names of columns, in lower case without spaces and underscores.
 NAMES = {"symbol": "ticker", "adjclose": "adjusted", "adjustedclose": "adjusted"}
 GAPS = ("na", "NA", "nan", "NaN", "null", "NULL", "None")
-# Usual ratios of shares after a split to shares before it.
-SPLITS = {"3:2": 1.5, **{f"{count}:1": float(count) for count in (*range(2, 11), 15, 20, 25, 50)}}
-CLOSE = 0.04  # the price may differ by this fraction from that of a split
+JUMP = 1.45  # a price that changes overnight by this factor may be due to a split of shares, 3:2
 SHOWN = 5  # splits that are printed
 
 
@@ -212,25 +211,21 @@ def read_prices(source: Source) -> Iterator[Piece]:
     """
     import numpy as np
 
-    from ..prepare.scaling import PIECE_ROWS
-
     for block in source.blocks():
         column = find_columns(block.table.column_names, source.path)
-        date = dates(block, column["date"])
-        places, tickers = tickers_of(block, column, len(date), source.path)
-        values = {}
+        rows = np.empty(len(block.table), ROW)
+        rows["date"] = dates(block, column["date"])
+        places, tickers = tickers_of(block, column, source.path)
         prices = block.with_missing(GAPS)
-        for name in (*PRICES, "volume", "adjusted"):
-            if name in column:
-                values[name] = prices.numbers(column[name], "fix the cell")
-        values.setdefault("adjusted", values["close"])
-
-        for first in range(0, len(date), PIECE_ROWS):
-            piece = slice(first, first + PIECE_ROWS)
-            rows = as_rows(date, values, piece)
-            check(rows, source.path, block.first + first)
-            rows["adjusted"][np.isnan(rows["prices"]).any(1)] = np.nan
-            yield rows, places[piece], tickers, column
+        for place, name in enumerate(PRICES):
+            rows["prices"][:, place] = prices.numbers(column[name], "fix the cell")
+        rows["volume"] = prices.numbers(column["volume"], "fix the cell")
+        rows["adjusted"] = rows["prices"][:, 3]
+        if "adjusted" in column:
+            rows["adjusted"] = prices.numbers(column["adjusted"], "fix the cell")
+        check(rows, source.path, block.first)
+        rows["adjusted"][np.isnan(rows["prices"]).any(1)] = np.nan
+        yield rows, places, tickers, column
 
 
 def find_columns(written: list[str], path: Path) -> dict[str, str]:
@@ -247,20 +242,15 @@ def find_columns(written: list[str], path: Path) -> dict[str, str]:
     return dict(zip(names, written, strict=True))
 
 
-def tickers_of(
-    block: Block, column: dict[str, str], num_rows: int, path: Path
-) -> tuple[np.ndarray, list[str]]:
+def tickers_of(block: Block, column: dict[str, str], path: Path) -> tuple[np.ndarray, list[str]]:
     """Return the index (n,) of each row's ticker in a list, and the list."""
     import numpy as np
 
     from ..prepare.tables import encode
 
     if "ticker" not in column:
-        name = path.name
-        if name.lower().endswith(".gz"):
-            name = name[:-3]
-        ticker = name.rpartition(".")[0] or name
-        return np.zeros(num_rows, int), [ticker]
+        name = re.sub(r"(?i)\.gz$", "", path.name)
+        return np.zeros(len(block.table), int), [name.rpartition(".")[0] or name]
 
     places, tickers = encode(block.column(column["ticker"]))
     if (places < 0).any():
@@ -268,19 +258,6 @@ def tickers_of(
         remedy = "fill it in, or remove the row"
         raise block.error("a ticker is missing", row, column["ticker"], remedy)
     return places, tickers
-
-
-def as_rows(date: np.ndarray, values: dict[str, np.ndarray], piece: slice) -> np.ndarray:
-    """Return a piece of the columns as rows (n,) of `ROW`."""
-    import numpy as np
-
-    rows = np.empty(len(date[piece]), ROW)
-    rows["date"] = date[piece]
-    rows["volume"] = values["volume"][piece]
-    rows["adjusted"] = values["adjusted"][piece]
-    for place, name in enumerate(PRICES):
-        rows["prices"][:, place] = values[name][piece]
-    return rows
 
 
 def dates(block: Block, name: str) -> np.ndarray:
@@ -322,27 +299,32 @@ def read_stocks(
     `ticker`. `writer` keeps the rows on disk until it closes, and stores in `source` how the files
     are written. known: how earlier files were written.
     """
+    import numpy as np
+    from tqdm import tqdm
+
+    from ..dataset import create
     from ..prepare.tables import Source
 
     files = Source(path, (), flags).files()
     reading = Reading(writer, flags, known)
-    reading.read(files)
+    for file in tqdm(files, "files", disable=None):
+        reading.read(file)
     writer.source = reading.written or {}
 
+    rows = writer.appended(".rows")
+    tickers = writer.appended(".tickers")
+    ends = np.bincount(tickers).cumsum()
+    rows_of_tickers = np.split(tickers.argsort(kind="stable"), ends[:-1])
+    sorted_rows = create(writer, ".stocks", rows.shape, str(rows.dtype))
     stocks = {}
-    rows_of_stock = by_stock(writer, len(reading.tickers))
+    first = 0
     for name, number in sorted(reading.tickers.items()):
-        stored = rows_of_stock[number]
-        dates = stored.view(ROW)["date"]
-        order = dates.argsort(kind="stable")
-        repeated = repeated_date(dates, order)
-        if repeated is not None:
-            date = dates[repeated].astype("M8[D]")
-            where = reading.place_of(number, repeated, files)
-            raise UserError(f"{name} has two rows of {date}", where, "remove one of them")
-        stock = sorted_stock(stored, order)
-        if stock is not None:
-            stocks[name] = stock
+        kept = reading.by_date(name, rows_of_tickers[number])
+        if len(kept):
+            last = first + len(kept)
+            sorted_rows[first:last] = rows[kept]
+            stocks[name] = as_stock(sorted_rows[first:last])
+            first = last
     note_closes(stocks, reading)
     notes = {
         "rows left out: a price is missing": reading.num_halted,
@@ -351,39 +333,12 @@ def read_stocks(
     return stocks, notes
 
 
-def note_closes(stocks: Stocks, reading: Reading) -> None:
-    """Print the columns of the returns, and the days that look like a split of shares."""
-    closes = Counter[str]()
-    splits = []
-    for name, stock in stocks.items():
-        number = reading.tickers[name]
-        closes[reading.closes[number]] += 1
-        if number not in reading.adjusted:
-            splits += split_days_of(name, stock)
-    columns = [f"column '{close}' ({count} stocks)" for close, count in closes.items()]
-    print(f"{'returns from:':14}{', '.join(columns)}")
-    if splits:
-        what = f"days on which the price changes as in a split of shares: {len(splits):,}"
-        print(f"{'note:':14}{what}; add adjusted closes, or returns are wrong")
-    for line in splits[:SHOWN]:
-        print(f"{'':14}{line}")
+def as_stock(stored: np.ndarray) -> Stock:
+    """Return a stock from its stored rows, sorted by date."""
+    from ..dataset import Stock
 
-
-def split_days_of(name: str, stock: Stock) -> list[str]:
-    """Return stock, date and ratio where the price changes overnight as in a split of shares."""
-    import numpy as np
-
-    # The ratio of the last close to the open: 4 after a split of 4:1, 0.1 after one of 1:10.
-    ratios = stock.prices[:-1, 3] / stock.prices[1:, 0]
-    lines = []
-    for row in np.flatnonzero(np.abs(np.log(ratios)) > np.log(SPLITS["3:2"]) - CLOSE):
-        size = max(ratios[row], 1 / ratios[row])
-        likely = min(SPLITS, key=lambda split: abs(SPLITS[split] / size - 1))
-        if abs(SPLITS[likely] / size - 1) <= CLOSE:
-            before, after = likely.split(":")
-            split = likely if ratios[row] > 1 else f"{after}:{before}"
-            lines.append(f"{name}, {stock.dates[row + 1]}, {split}")
-    return lines
+    rows = stored.view(ROW)
+    return Stock(rows["date"].view("M8[D]"), rows["prices"], rows["adjusted"], rows["volume"])
 
 
 class Reading:
@@ -396,108 +351,80 @@ class Reading:
         self.tickers: dict[str, int] = {}  # numbered in order of appearance
         self.closes: dict[int, str] = {}  # the column of the returns of each ticker
         self.adjusted: set[int] = set()  # tickers whose closes are adjusted
-        self.starts = [0]  # the first row of each file, and the end of the last
+        self.starts: list[tuple[int, Path]] = []  # the first row of each file
+        self.num_rows = 0
         self.num_halted = 0
         self.num_without_volume = 0
 
-    def read(self, files: list[Path]) -> None:
-        from tqdm import tqdm
+    def read(self, file: Path) -> None:
+        """Write the rows of a file. Raises `UserError` for a ticker of an earlier file."""
+        import numpy as np
 
         from ..prepare.tables import Source
 
-        for file in tqdm(files, "files", disable=None):
-            num_earlier = len(self.tickers)
-            self.starts.append(self.starts[-1])
-            source = Source(file, ("",), self.flags, self.written)
-            for rows, places, names, column in read_prices(source):
-                numbers = self._numbers(names, num_earlier, file)
-                close = column.get("adjusted", column["close"])
-                self.closes |= dict.fromkeys(numbers.tolist(), close)
-                if "adjusted" in column:
-                    self.adjusted.update(numbers.tolist())
-                self._write(rows, numbers[places])
-            self.written = source.written
+        num_earlier = len(self.tickers)
+        self.starts.append((self.num_rows, file))
+        source = Source(file, ("",), self.flags, self.written)
+        for rows, places, names, column in read_prices(source):
+            numbers = [self.tickers.setdefault(name, len(self.tickers)) for name in names]
+            if min(numbers) < num_earlier:
+                name = names[int(np.argmin(numbers))]
+                raise UserError(f"{name} is in two files", str(file), "keep each stock in one file")
+            self.closes |= dict.fromkeys(numbers, column.get("adjusted", column["close"]))
+            if "adjusted" in column:
+                self.adjusted.update(numbers)
+            is_halted = np.isnan(rows["adjusted"])
+            self.num_halted += is_halted.sum()
+            self.num_without_volume += (np.isnan(rows["volume"]) & ~is_halted).sum()
+            self.num_rows += len(rows)
+            self.writer.append(".rows", rows, f"V{rows.itemsize}")
+            self.writer.append(".tickers", np.array(numbers, np.int32)[places])
+        self.written = source.written
 
-    def _numbers(self, names: list[str], num_earlier: int, file: Path) -> np.ndarray:
-        """Return the numbers of tickers. Raises `UserError` for a ticker of an earlier file."""
+    def by_date(self, name: str, rows: np.ndarray) -> np.ndarray:
+        """Return the rows of a stock that have all prices, in order of their dates.
+
+        Raises `UserError` for two rows of a date.
+        """
         import numpy as np
 
-        numbers = [self.tickers.setdefault(name, len(self.tickers)) for name in names]
-        if min(numbers) < num_earlier:
-            name = names[int(np.argmin(numbers))]
-            raise UserError(f"{name} is in two files", str(file), "keep each stock in one file")
-        return np.array(numbers, np.int32)
-
-    def _write(self, rows: np.ndarray, tickers: np.ndarray) -> None:
-        import numpy as np
-
-        is_halted = np.isnan(rows["adjusted"])
-        has_no_volume = np.isnan(rows["volume"]) & ~is_halted
-        self.num_halted += is_halted.sum()
-        self.num_without_volume += has_no_volume.sum()
-        self.starts[-1] += len(rows)
-        self.writer.append(".rows", rows, f"V{rows.itemsize}")
-        self.writer.append(".tickers", tickers)
-
-    def place_of(self, number: int, row_of_stock: int, files: list[Path]) -> str:
-        """Return the file and the row in it of a stock's row, for an error."""
-        import numpy as np
-
-        row = np.flatnonzero(self.writer.appended(".tickers") == number)[row_of_stock]
-        file = bisect(self.starts, row) - 1
-        return f"{files[file]}, row {row - self.starts[file] + 1}"
+        content = self.writer.appended(".rows")[rows].view(ROW)
+        order = content["date"].argsort(kind="stable")
+        dates = content["date"][order]
+        later = order[1:][dates[1:] == dates[:-1]]  # rows with a date that an earlier row has
+        if len(later):
+            row = later.max()
+            file = bisect([start for start, _ in self.starts], rows[row]) - 1
+            start, path = self.starts[file]
+            date = content["date"][row].astype("M8[D]")
+            where = f"{path}, row {rows[row] - start + 1}"
+            raise UserError(f"{name} has two rows of {date}", where, "remove one of them")
+        return rows[order[~np.isnan(content["adjusted"][order])]]
 
 
-def repeated_date(dates: np.ndarray, order: np.ndarray) -> int | None:
-    """Return the last row with a date that an earlier row has, if any."""
-    in_order = dates[order]
-    is_repeated = in_order[1:] == in_order[:-1]
-    if not is_repeated.any():
-        return None
-    return order[1:][is_repeated].max()
+def note_closes(stocks: Stocks, reading: Reading) -> None:
+    """Print the columns of the returns, and the days that look like a split of shares."""
+    closes = Counter[str]()
+    splits = []
+    for name, stock in stocks.items():
+        number = reading.tickers[name]
+        closes[reading.closes[number]] += 1
+        if number not in reading.adjusted:
+            splits += jumps(name, stock)
+    columns = [f"column '{close}' ({count} stocks)" for close, count in closes.items()]
+    print(f"{'returns from:':14}{', '.join(columns)}")
+    if splits:
+        what = f"days on which the price changes as in a split of shares: {len(splits):,}"
+        print(f"{'note:':14}{what}; add adjusted closes, or returns are wrong")
+    for line in splits[:SHOWN]:
+        print(f"{'':14}{line}")
 
 
-def sorted_stock(stored: np.ndarray, order: np.ndarray) -> Stock | None:
-    """Return the stock of these rows, sorted in place, or None if every row lacks a price."""
+def jumps(name: str, stock: Stock) -> list[str]:
+    """Return stock, date and ratio where the price changes overnight as in a split of shares."""
     import numpy as np
 
-    from ..dataset import Stock
-
-    rows = stored.view(ROW)
-    has_prices = ~np.isnan(rows["adjusted"][order])
-    order = order[has_prices]
-    stored[: len(order)] = stored[order]
-    if not len(order):
-        return None
-    rows = rows[: len(order)]
-    dates = rows["date"].view("M8[D]")
-    return Stock(dates, rows["prices"], rows["adjusted"], rows["volume"])
-
-
-def by_stock(writer: StoreWriter, count: int) -> list[np.ndarray]:
-    """Return the rows of each of `count` stocks, memory-mapped, in the order of their files."""
-    import numpy as np
-
-    from ..dataset import create
-    from ..prepare.scaling import BLOCK_ROWS
-
-    rows = writer.appended(".rows")
-    tickers = writer.appended(".tickers")
-    grouped = create(writer, ".stocks", rows.shape, str(rows.dtype))
-    blocks = [slice(first, first + BLOCK_ROWS) for first in range(0, len(rows), BLOCK_ROWS)]
-    total = np.zeros(count, np.int64)
-    for block in blocks:
-        total += np.bincount(tickers[block], minlength=count)
-
-    place = total.cumsum() - total  # the next free row of each stock
-    for block in blocks:
-        # Numpy sorts small integer types in linear time.
-        small = tickers[block].astype(np.min_scalar_type(count))
-        order = small.argsort(kind="stable")
-        here = np.bincount(small, minlength=count)  # rows of each stock in the block
-        first_here = here.cumsum() - here
-        move = np.repeat(place - first_here, here)
-        to = move + np.arange(len(order))
-        grouped[to] = rows[block].take(order)
-        place += here
-    return np.split(np.asarray(grouped), place[:-1])
+    # The open to the last close: 0.25 after a split of 4:1.
+    ratios = stock.prices[1:, 0] / stock.prices[:-1, 3]
+    rows = np.flatnonzero(np.abs(np.log(ratios)) > np.log(JUMP))
+    return [f"{name}, {stock.dates[row + 1]}, price × {ratios[row]:.2g}" for row in rows]

@@ -173,7 +173,7 @@ def write_tokens(
     pieces = Pieces(writer, tokenizer, dtype)
     ends = []
     for path in files:
-        for document in documents(path, column, seen, cut=not pieces.short):
+        for document in documents(path, column, seen):
             pieces.hold(document)
             if pieces.is_full:
                 pieces.write()

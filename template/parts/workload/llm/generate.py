@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -41,6 +42,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     from ..tokenizer import restore
 
     tokenizer = restore(project.store.facts["tokenizer"])
+
     # In the training data, each document follows the end of another, so the prompt does, too.
     try:
         prompt = [tokenizer.end, *tokenizer.encode(os.fsencode(arguments.prompt)).tolist()]
@@ -63,18 +65,17 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
 
 
 def check(arguments: argparse.Namespace) -> None:
-    """Raise `UserError` for numbers that are out of range."""
-    numbers = {"tokens": arguments.tokens, "seed": arguments.seed}
-    for name, value in numbers.items():
-        if value < 0:
-            raise UserError(f"negative number {value}", f"--{name}", "use 0 or more")
-    if arguments.top_k is not None and arguments.top_k < 1:
-        remedy = "use 1 or more, or remove the flag to sample from all tokens"
-        raise UserError(f"no token is among the {arguments.top_k} most likely", "--top-k", remedy)
+    """Raise `UserError` for a number that is out of range."""
     temperature = arguments.temperature
-    if not (temperature == 0 or COLDEST <= temperature < float("inf")):
-        remedy = f"use 0, or {COLDEST} or more"
-        raise UserError(f"invalid temperature {temperature}", "--temperature", remedy)
-    if arguments.seed >= 2**64:
-        what = f"a seed of {len(str(arguments.seed))} digits is too large"
-        raise UserError(what, "--seed", "use one below 2^64")
+    ranges = {
+        "tokens": ("0 or more", arguments.tokens >= 0),
+        "seed": ("0 or more, below 2^64", 0 <= arguments.seed < 2**64),
+        "top-k": ("1 or more", arguments.top_k is None or arguments.top_k >= 1),
+        "temperature": (
+            f"0, or {COLDEST} or more",
+            temperature == 0 or COLDEST <= temperature < math.inf,
+        ),
+    }
+    for name, (allowed, is_within) in ranges.items():
+        if not is_within:
+            raise UserError("a number out of its range", f"--{name}", f"use {allowed}")

@@ -93,14 +93,9 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, rotation: Tensor | None, cache: Cache | None = None) -> Tensor:
         mixed = self.attention(self.attention_norm(x), rotation, cache)
-        x = x + self._dropped(mixed)
+        x = x + functional.dropout(mixed, self.dropout, self.training)
         hidden = functional.gelu(self.hidden(self.hidden_norm(x)))
-        return x + self._dropped(self.out(hidden))
-
-    def _dropped(self, x: Tensor) -> Tensor:
-        if not self.dropout:
-            return x
-        return functional.dropout(x, self.dropout, self.training)
+        return x + functional.dropout(self.out(hidden), self.dropout, self.training)
 
 
 def make_norm(sizes: Any) -> nn.Module:
@@ -184,8 +179,7 @@ class GPT(nn.Module):
             rotation = self.rotation[place]
         else:
             x = x + self.positions.weight[place]
-        if self.dropout:
-            x = functional.dropout(x, self.dropout, self.training)
+        x = functional.dropout(x, self.dropout, self.training)
         for number, layer in enumerate(self.layers):
             x = layer(x, rotation, caches[number]) if caches else layer(x, rotation)
         return x
@@ -288,21 +282,13 @@ def _initialize(module: nn.Module) -> None:
 def chunked_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor, rows: int) -> Tensor:
     """Return the sum of cross-entropies, () float32, with the logits of `rows` targets at a time.
 
-    x (N, C), weight (V, C), targets (N,). torch 2.13 has an operator for this, but it is opaque to
-    torch.compile and to the FLOP counter. These, and older versions of torch, use the class below.
+    x (N, C), weight (V, C), targets (N,).
     """
     device = x.device.type
     if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
         x = x.to(dtype)
         weight = weight.to(dtype)
-    looked_into = torch.compiler.is_compiling() or device == "meta"
-    if hasattr(functional, "linear_cross_entropy") and not looked_into:
-        options = nn.LinearCrossEntropyOptions(batch_chunk_size=rows, chunking_method=None)
-        total = functional.linear_cross_entropy(
-            x, weight, targets, reduction="sum", ignore_index=IGNORE, options=options
-        )
-        return total.float()
     return ChunkedCrossEntropy.apply(x, weight, targets, rows)
 
 

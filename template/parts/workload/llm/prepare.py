@@ -12,7 +12,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..engine.errors import UserError
+from ..engine.errors import UserError, UserErrors
 from ..engine.runs import check_input, typed_path
 from ..prepare.splits import add_dry_run, destination, print_summary, split_shares, split_sizes
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..engine.data.store import StoreWriter
 
 BYTES = 257  # the smallest vocabulary of byte pairs: all bytes, and the end of a document
-NAMED = 5  # files that an error names
+NAMED = 20  # files that are named if they are not UTF-8
 FEW_FILES = 20  # with fewer files, whole files are too coarse: split the text by position
 
 
@@ -82,34 +82,29 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
-    """Prepare the texts. Raises `UserError`, with all files that are not UTF-8."""
+    """Prepare the texts. Raises an error for each file that is not UTF-8, not only for the first."""
     from ..texts import NotUtf8
 
     check(arguments)
     try:
         write_all(arguments, load)
     except NotUtf8 as error:
-        wrong = not_utf8(arguments)
-        if len(wrong) < 2:
-            raise
-        where = ", ".join(wrong[:NAMED])
-        if len(wrong) > NAMED:
-            where += f" and {len(wrong) - NAMED:,} more"
-        remedy = "convert them to UTF-8, or leave them out with --glob"
-        raise UserError(f"{len(wrong):,} files are not UTF-8 text", where, remedy) from error
+        raise UserErrors(not_utf8(arguments)) from error
 
 
-def not_utf8(arguments: argparse.Namespace) -> list[str]:
-    """Return the paths of the files that the tokenizer cannot read."""
-    from ..texts import has_rows, is_utf8
+def not_utf8(arguments: argparse.Namespace) -> list[UserError]:
+    """Return an error for each file that the tokenizer cannot read, up to `NAMED`."""
+    from ..texts import NotUtf8, Seen, decoded, documents
 
-    wrong = []
+    errors: list[UserError] = []
     for file in list_files(Path(arguments.input), arguments.glob):
-        kind = has_rows(file)
-        any_bytes = arguments.tokenizer == "byte" and not kind
-        if kind != ".parquet" and not is_utf8(file, any_bytes):
-            wrong.append(str(file))
-    return wrong
+        try:
+            for document in documents(file, arguments.column, Seen()):
+                if arguments.tokenizer != "byte":
+                    decoded(document)
+        except NotUtf8 as error:
+            errors.append(error)
+    return errors[:NAMED]
 
 
 def write_all(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
@@ -226,7 +221,7 @@ def digest(file: Path) -> tuple[bytes, int]:
 
     hash_of_text = hashlib.sha256()
     size = 0
-    for _, text in blocks(file):
+    for text in blocks(file):
         hash_of_text.update(text)
         size += len(text)
     return hash_of_text.digest(), size

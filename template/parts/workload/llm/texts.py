@@ -7,21 +7,19 @@ import gzip
 import hashlib
 import json
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from tqdm import tqdm
 
 from .engine.errors import UserError
 from .engine.runs import check_input
 
 PIECE = 64 << 10  # bytes of a text that a core tokenizes at a time
-TOGETHER = 1024  # rows in a batch of texts, unless 2^20 characters come first
-LINE_BYTES = 64 << 20  # a longer line is an error, before it fills the memory
+TOGETHER = 1024  # rows of a Parquet file that are read at a time
 SAMPLE = 4096  # bytes of a file that tell its encoding
 ROWS = (".jsonl", ".parquet")
 Document = tuple[str, int, bytes, bool]
@@ -66,36 +64,19 @@ def is_utf16(text: bytes) -> bool:
     return 4 * many > len(text) > 100 * few
 
 
-def is_utf8(path: Path, any_bytes: bool) -> bool:
-    """Whether a file can be read. any_bytes: if so, only UTF-16 is wrong."""
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    try:
-        for _, text in blocks(path):
-            if not any_bytes:
-                decoder.decode(text)
-        decoder.decode(b"", final=True)
-    except (UnicodeDecodeError, NotUtf8):
-        return False
-    return True
-
-
-def blocks(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield a file in blocks of (offset, text), cut anywhere."""
+def blocks(path: Path) -> Iterator[bytes]:
+    """Yield a file in blocks, cut anywhere."""
     with opened(path) as (file, tick):
-        offset = 0
-        block = file.read(PIECE)
-        while block:
-            yield offset, block
-            offset += len(block)
+        for block in iter(partial(file.read, PIECE), b""):
+            yield block
             tick()
-            block = file.read(PIECE)
 
 
 def pieces(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yield a file in pieces of (offset, text), cut so that tokens are those of the whole text."""
     offset = 0
     unfinished = b""
-    for _, block in blocks(path):
+    for block in blocks(path):
         text = unfinished + block
         cut = boundary(text)
         yield offset, text[:cut]
@@ -116,73 +97,33 @@ def decoded(document: Document) -> str:
         raise NotUtf8("not UTF-8 text", where, remedy) from error
 
 
-def documents(path: Path, column: str, seen: Seen, cut: bool = True) -> Iterator[Document]:
-    """Yield the pieces of a file, or its blocks if not `cut`; rows in `seen` are left out."""
+def documents(path: Path, column: str, seen: Seen) -> Iterator[Document]:
+    """Yield the pieces of a file. The texts of rows are left out if they are in `seen`."""
     if has_rows(path):
-        yield from _new_rows(path, column, seen)
+        for where, (text,) in rows(path, (column,), "name the field with --column"):
+            content = text.encode()
+            if seen.add(content):
+                yield where, 0, content, True
         return
-    read = pieces if cut else blocks
-    for offset, text in read(path):
-        yield str(path), offset, text, False
+    for offset, content in pieces(path):
+        yield str(path), offset, content, False
     yield str(path), 0, b"", True
 
 
-def _new_rows(path: Path, column: str, seen: Seen) -> Iterator[Document]:
-    read = rows(path, (column,), "name the field with --column")
-    for batch in together((where, texts[0]) for where, texts in read):
-        contents = [text.encode() for _, text in batch]
-        is_new = seen.add(contents)
-        for (where, _), content, is_document in zip(batch, contents, is_new, strict=True):
-            if is_document:
-                yield where, 0, content, True
-
-
-def together(texts: Iterable[tuple[str, ...]]) -> Iterator[list[tuple[str, ...]]]:
-    """Yield rows of texts in batches."""
-    batch = []
-    size = 0
-    for row in texts:
-        batch.append(row)
-        size += sum(map(len, row))
-        if len(batch) == TOGETHER or size >= 1 << 20:
-            yield batch
-            batch = []
-            size = 0
-    if batch:
-        yield batch
-
-
 class Seen:
-    """Remembers which texts came before, with 8 bytes of hash per text."""
+    """Remembers which texts came before, by their hashes."""
 
     def __init__(self) -> None:
-        # Arrays of sorted hashes, each more than twice as long as the next.
-        self._known: list[np.ndarray] = []
+        self._hashes: set[bytes] = set()
         self.num_copies = 0
 
-    def add(self, texts: Sequence[bytes]) -> list[bool]:
-        """Add texts; return for each whether it is new, also compared with the ones before it."""
-        digests = [hashlib.blake2b(text, digest_size=8).digest() for text in texts]
-        hashes = np.frombuffer(b"".join(digests), np.uint64)
-        fresh, first = np.unique(hashes, return_index=True)
-        for known in self._known:
-            nearest = np.searchsorted(known, fresh).clip(max=len(known) - 1)
-            is_new = known[nearest] != fresh
-            fresh = fresh[is_new]
-            first = first[is_new]
-        self._remember(fresh)
-        self.num_copies += len(texts) - len(fresh)
-
-        new_places = set(first.tolist())
-        return [place in new_places for place in range(len(texts))]
-
-    def _remember(self, hashes: np.ndarray) -> None:
-        """Add sorted hashes, merged with earlier arrays that are at most twice as long."""
-        while self._known and len(self._known[-1]) <= 2 * len(hashes):
-            hashes = np.concatenate([self._known.pop(), hashes])
-        if len(hashes):
-            hashes.sort()
-            self._known.append(hashes)
+    def add(self, text: bytes) -> bool:
+        """Add a text; return whether it is new."""
+        digest = hashlib.blake2b(text, digest_size=8).digest()
+        is_new = digest not in self._hashes
+        self._hashes.add(digest)
+        self.num_copies += not is_new
+        return is_new
 
 
 def boundary(text: bytes) -> int:
@@ -195,25 +136,12 @@ def boundary(text: bytes) -> int:
     end = text.rfind(b"\n")
     while end > 0 and not 32 < text[end - 1] < 127:
         end = text.rfind(b"\n", 0, end)
-    return end if end > 0 else len(text) - _unfinished(text)
-
-
-def _unfinished(text: bytes) -> int:
-    """Return the number of bytes of an incomplete UTF-8 character at the end of `text`."""
-    for length in range(1, min(len(text), 3) + 1):
-        byte = text[-length]
-        if byte >= 0xC0:  # the first byte of a character
-            return length if length < _utf8_length(byte) else 0
-        if byte < 0x80:
-            return 0
-    return 0
-
-
-def _utf8_length(byte: int) -> int:
-    """Return the length of the UTF-8 character that begins with this byte, which is not ASCII."""
-    if byte < 0xE0:
-        return 2
-    return 3 if byte < 0xF0 else 4
+    if end > 0:
+        return end
+    decoder = codecs.getincrementaldecoder("utf-8")("ignore")
+    decoder.decode(text[-4:])
+    unfinished, _ = decoder.getstate()  # the beginning of a character at the end of the text
+    return len(text) - len(unfinished)
 
 
 def lines(path: Path, keep_blank: bool = False) -> Iterator[tuple[int, str]]:
@@ -222,11 +150,7 @@ def lines(path: Path, keep_blank: bool = False) -> Iterator[tuple[int, str]]:
     number = 0
     try:
         with opened(path) as (file, tick):
-            for number, line in enumerate(iter(partial(file.readline, LINE_BYTES), b""), 1):
-                if len(line) == LINE_BYTES:
-                    what = f"a line of more than {LINE_BYTES >> 20} MB"
-                    where = f"{path}, line {number}"
-                    raise UserError(what, where, "give each text a line of its own")
+            for number, line in enumerate(file, 1):
                 if number % 1000 == 0:
                     tick()
                 encoding = "utf-8-sig" if number == 1 else "utf-8"
@@ -297,11 +221,5 @@ def _parquet(path: Path, keys: tuple[str, ...], remedy: str) -> Iterator[tuple[s
             for row in batch.to_pylist():
                 number += 1
                 yield f"{path}, row {number}", row
-        if number != file.metadata.num_rows:
-            what = f"it has {number:,} rows and claims {file.metadata.num_rows:,}"
-            raise UserError(what, str(path), "get the file again")
-    except UnicodeDecodeError as error:
-        where = f"{path}, row {number + 1} or one of the {TOGETHER} after it"
-        raise UserError("not UTF-8 text", where, "fix it, or write the file again") from error
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
         raise UserError(f"cannot read the file ({error})", str(path), "check --input") from error

@@ -9,7 +9,7 @@ and attention of a forward and a backward on the meta device, where nothing is c
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..engine.compute.gpus import match, this_card
@@ -22,41 +22,26 @@ if TYPE_CHECKING:
 
 
 class Hook:
-    """Adds the metrics; FLOPs are counted at the first log entry, if the peak is known."""
+    """Adds the metrics; FLOPs are counted once, if the peak is known."""
 
     def start(self, run: Run) -> None:
         from ..model import build_model
 
         project = run.project
         samples = run.loader.samples
-        peak, why = peak_of(project.device, project.precision.name)
-
-        @cache
-        def flops() -> float:
-            def build() -> torch.nn.Module:
-                return build_model(project.settings, project.store.facts)
-
-            return count_flops(build, samples.typical())
-
-        self.rates = partial(rates, tokens=samples.tokens, peak=peak, flops=flops)
+        self.tokens = samples.tokens
+        self.peak, why = peak_of(project.device, project.precision.name)
+        self.flops = 0.0
+        if self.peak:
+            build = partial(build_model, project.settings, project.store.facts)
+            self.flops = count_flops(build, samples.typical())
         run.log.line(f"  {samples.tokens:,} tokens a sample; MFU {why}")
 
     def before_record(self, run: Run, record: dict[str, Any]) -> None:
-        record |= self.rates(record["samples_per_second"], run.project.distributed.world)
-
-
-def rates(
-    samples_per_second: float, devices: int, *, tokens: int, peak: float, flops: Callable[[], float]
-) -> dict[str, float]:
-    """Return the metrics for a number of samples per second on all devices together.
-
-    tokens: mean number of targets of a sample. peak: FLOP/s of a device, 0 if unknown. flops: FLOPs
-    of a forward and a backward of one sample.
-    """
-    metrics = {"tokens_per_second": samples_per_second * tokens}
-    if peak:
-        metrics["mfu"] = samples_per_second * flops() / (peak * devices)
-    return metrics
+        rate = record["samples_per_second"]
+        record["tokens_per_second"] = rate * self.tokens
+        if self.peak:
+            record["mfu"] = rate * self.flops / (self.peak * run.project.distributed.world)
 
 
 def count_flops(build: Callable[[], Any], batch: Batch) -> float:

@@ -32,21 +32,16 @@ class Character:
     def __init__(self, characters: str):
         self.characters = characters
         self.end = len(characters)
-        codes = np.array(list(map(ord, characters)), np.int64)
-        self._numbers = np.full(int(codes.max(initial=0)) + 1, -1, np.int64)
-        self._numbers[codes] = np.arange(len(codes))
+        self._numbers = {character: number for number, character in enumerate(characters)}
 
     def encode(self, text: bytes) -> np.ndarray:
-        decoded = text.decode("utf-8")
-        codes = np.frombuffer(decoded.encode("utf-32-le"), np.uint32).astype(np.int64)
-        known = codes < len(self._numbers)
-        numbers = np.where(known, self._numbers[np.where(known, codes, 0)], -1)
-        if (numbers < 0).any():
-            unknown = decoded[int(np.argmax(numbers < 0))]
-            what = f"character {unknown!r} is not in the vocabulary of the training text"
+        try:
+            numbers = [self._numbers[character] for character in text.decode("utf-8")]
+        except KeyError as error:
+            what = f"character {error} is not in the vocabulary of the training text"
             remedy = "remove it, or prepare with --tokenizer byte"
-            raise UserError(what, "tokenizer char", remedy)
-        return numbers
+            raise UserError(what, "tokenizer char", remedy) from error
+        return np.array(numbers, np.int64)
 
     def decode(self, tokens: Sequence[int]) -> bytes:
         characters = [self.characters[token] for token in tokens if token < self.end]

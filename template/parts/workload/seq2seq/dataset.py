@@ -214,7 +214,7 @@ def write_pairs(
     }
 
 
-def batched(pairs: Iterable[Pair]) -> Iterator[list[Pair]]:
+def batched(pairs: Iterable[Any]) -> Iterator[list[Any]]:
     """Yield pairs in batches."""
     pairs = iter(pairs)
     batch = list(islice(pairs, TOGETHER))

@@ -9,11 +9,9 @@ from difflib import SequenceMatcher
 from typing import TYPE_CHECKING
 
 from .engine.log.report import table
-from .tokenizer import restore
+from .tokenizer import restore, text_of
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from .engine.interfaces import Batch
     from .engine.run.project import Project
 
@@ -39,16 +37,10 @@ def examples(batch: Batch, predictions: Batch, project: Project) -> dict[str, st
     """Show sources, targets and predictions, the least similar ones first."""
     tokenizer = restore(project.store.facts["tokenizer"])
 
-    def text(tokens: Tensor) -> str:
-        numbers = tokens.tolist()
-        if tokenizer.end in numbers:
-            numbers = numbers[: numbers.index(tokenizer.end)]
-        return tokenizer.decode(numbers).decode("utf-8", "replace")
-
     pairs = []
     sides = zip(batch["source"], batch["targets"], predictions["text"], strict=False)
-    for source, target, prediction in sides:
-        texts = (text(source), text(target), text(prediction))
+    for tensors in sides:
+        texts = [text_of(tokenizer, tokens.tolist()) for tokens in tensors]
         similarity = SequenceMatcher(None, texts[1], texts[2]).ratio()
         pairs.append((similarity, texts))
     rows = [(*texts, f"{similarity:.0%}") for similarity, texts in sorted(pairs)]

@@ -11,7 +11,6 @@ Shapes: `B` pairs, `S` source and `T` target tokens, `C` width, `H` heads, `V` p
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -37,9 +36,6 @@ from .engine.interfaces import Batch, Output
 PAD = 64
 ATTENTION = "one_bias"  # the name under which `attend` is registered in the library
 UNFUSED = {"cpu"}  # where PyTorch's fused kernel lacks dropout and a gradient of the bias
-CONFIG = "config.json"
-WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
-PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 
 
 def build_model(settings: Any, facts: dict[str, Any]) -> Seq2Seq:
@@ -70,11 +66,10 @@ def load_pretrained(sizes: Any, facts: dict[str, Any]) -> T5ForConditionalGenera
     """Load a T5 from a folder, or by name from the hub or its cache.
 
     The sizes come from the checkpoint, dropout from the settings. Weights are float32, from
-    safetensors. Pickles need `model.allow_pickle`, because loading them can run code.
+    safetensors, because loading a pickle can run code.
     """
     name = sizes.pretrained
     where = f"model.pretrained {name}"
-    check_folder(Path(name), sizes.allow_pickle, where)
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     library: Any = T5ForConditionalGeneration
@@ -87,15 +82,14 @@ def load_pretrained(sizes: Any, facts: dict[str, Any]) -> T5ForConditionalGenera
         model, report = library.from_pretrained(
             name,
             config=config,
-            use_safetensors=None if sizes.allow_pickle else True,
+            use_safetensors=True,
             dtype=torch.float32,
             output_loading_info=True,
         )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         reason = " ".join(str(error).split())[:160]
         what = f"the pretrained model cannot be loaded ({reason})"
-        remedy = "provide a folder with a complete T5, or go online once"
-        remedy += "; for weights in a pickle, see model.allow_pickle"
+        remedy = "provide a folder with config.json and model.safetensors, or go online once"
         raise UserError(what, where, remedy) from error
 
     missing = sorted(report["missing_keys"])
@@ -103,25 +97,6 @@ def load_pretrained(sizes: Any, facts: dict[str, Any]) -> T5ForConditionalGenera
         what = f"weights missing in the checkpoint: {len(missing)}, such as {missing[0]}"
         raise UserError(what, where, "provide the complete checkpoint")
     return model
-
-
-def check_folder(folder: Path, allow_pickle: bool, where: str) -> None:
-    """Raise `UserError` if a file is missing, or if the weights are a pickle and not allowed."""
-    if not folder.is_dir():
-        return
-    names = {path.name for path in folder.iterdir()}
-    lacking = None
-    if CONFIG not in names:
-        lacking = CONFIG
-    elif names.isdisjoint(WEIGHTS + PICKLES):
-        lacking = WEIGHTS[0]
-    if lacking is not None:
-        what = f"the pretrained folder is incomplete: no {lacking}"
-        raise UserError(what, where, "copy all of the model's files")
-    if names.isdisjoint(WEIGHTS) and not allow_pickle:
-        what = "the pretrained weights are a pickle, which can run its author's code"
-        remedy = "convert them to safetensors, or set model.allow_pickle true if you trust them"
-        raise UserError(what, where, remedy)
 
 
 def check_fit(config: Any, facts: dict[str, Any], where: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -80,11 +79,9 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     project, step = open_run(folder, settings, arguments, needs_data=not sources)
     with tempfile.TemporaryDirectory() as temporary:
         if sources:
-            texts = [text for text in sources if text.strip()]
-            new_sources(texts, project.store, Path(temporary))
+            new_sources([text for text in sources if text.strip()], project.store, Path(temporary))
             project = replace(project, store=Store.open(Path(temporary)))
-        loader = project.loader(split)
-        rows = predict(project, loader, arguments)
+        rows = predict(project, project.loader(split), arguments)
     if sources:
         predicted = iter(rows)
         rows = []
@@ -160,15 +157,14 @@ def check_known(sources: list[str], tokenizer: Any, trained: Store) -> None:
     """Print the symbols that are new. Raises `UserError` if training had no unknown symbol."""
     if not hasattr(tokenizer, "unseen"):  # bytes and byte pairs can encode every text
         return
-    unseen = Counter(symbol for text in sources for symbol in tokenizer.unseen(text))
+    unseen = sorted({symbol for text in sources for symbol in tokenizer.unseen(text)})
     if not unseen:
         return
-    shown = ", ".join(repr(symbol) for symbol, _ in unseen.most_common(5))
-    what = f"{unseen.total():,} symbols are in no training pair ({shown})"
+    what = f"symbols that are in no training pair: {', '.join(map(repr, unseen[:5]))}"
     if not trained.source.get("unknown", True):
         remedy = "remove them, or run prepare with --unknown and train again"
         raise UserError(what, "--text, --input", remedy)
-    print(f"note: {what}: the model sees them all as one unknown symbol")
+    print(f"note: {what}; the model sees them all as one unknown symbol")
 
 
 def predict(project: Any, loader: Loader, arguments: argparse.Namespace) -> list[dict[str, str]]:
@@ -176,15 +172,10 @@ def predict(project: Any, loader: Loader, arguments: argparse.Namespace) -> list
     from tqdm import tqdm
 
     from ..engine.run.evaluation import predictions
-    from ..tokenizer import restore
+    from ..tokenizer import restore, text_of
 
     tokenizer = restore(project.store.facts["tokenizer"])
     longest = arguments.max_tokens or project.store.facts["longest"]
-
-    def text(tokens: list[int]) -> str:
-        if tokenizer.end in tokens:
-            tokens = tokens[: tokens.index(tokenizer.end)]
-        return tokenizer.decode(tokens).decode("utf-8", "replace")
 
     def answer(batch: Batch) -> dict[str, Any]:
         source = batch["source"]
@@ -197,8 +188,10 @@ def predict(project: Any, loader: Loader, arguments: argparse.Namespace) -> list
         tensors = {"source": batch["source"], **answered, "target": batch["targets"]}
         tokens = {name: tensor.tolist() for name, tensor in tensors.items()}
         for place, number in enumerate(batch["index"].tolist()):
-            if number >= 0:
-                rows[number] = {name: text(lists[place]) for name, lists in tokens.items()}
+            if number < 0:
+                continue
+            row = {name: text_of(tokenizer, lists[place]) for name, lists in tokens.items()}
+            rows[number] = row
     loader.close()
     return [rows[number] for number in sorted(rows)]
 

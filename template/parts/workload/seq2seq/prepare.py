@@ -11,21 +11,26 @@ from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import UserError
 from ..engine.runs import typed_path
-from ..prepare.splits import add_dry_run, destination, print_summary, split_shares, split_sizes
+from ..prepare.splits import (
+    SPLITS,
+    add_dry_run,
+    destination,
+    print_summary,
+    split_shares,
+    split_sizes,
+)
 
 if TYPE_CHECKING:
     import numpy as np
 
     from ..bytepairs import Tokenizer
     from ..dataset import Pair
-    from ..engine.data.store import Store, StoreWriter
+    from ..engine.data.store import StoreWriter
 
     Made = tuple[Tokenizer, int, int]  # tokenizer, vocabulary, and the decoder's first token
 
 BYTES = 257  # the smallest vocabulary of byte pairs: all bytes, and the end of a text
 TOGETHER = 1024  # pairs that are fetched at a time
-PADDED = 100_000  # pairs that estimate the fraction of padding
-SPLITS = ("train", "validation", "test")
 # Names of columns in a header.
 SOURCE_NAMES = {"source", "src", "input", "text", "document", "article", "question", "prompt"}
 TARGET_NAMES = {"target", "tgt", "output", "summary", "answer", "response", "translation", "label"}
@@ -82,9 +87,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--too-long",
-        choices=["cut", "skip", "refuse"],
+        choices=["cut", "skip"],
         default="cut",
-        help="what to do with longer texts; refuse is an error (default: cut)",
+        help="cut longer texts, or leave out their pairs (default: cut)",
     )
     add(
         "--split",
@@ -132,29 +137,25 @@ def add_tokenizer(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     """Read all pairs, learn the tokenizer from the training pairs, and write the tokens."""
-    from ..engine.data.store import Store, StoreWriter
+    from ..engine.data.store import StoreWriter
     from ..settings import WORKLOAD
 
-    settings = load()
     check(arguments)
     given = None
     if arguments.pretrained:
         given = pretrained_tokenizer(arguments.pretrained)
-    with destination(settings.data.path, arguments.dry_run) as folder:
+    with destination(load().data.path, arguments.dry_run) as folder:
         with StoreWriter(folder, WORKLOAD) as writer:
-            lines = write_all(writer, arguments, given)
-        store = Store.open(folder)
-        report(store, settings, lines)
-        print_summary(store, arguments.dry_run)
+            write_all(writer, arguments, given)
+        print_summary(writer, arguments.dry_run)
 
 
-def write_all(
-    writer: StoreWriter, arguments: argparse.Namespace, given: Made | None
-) -> list[tuple[str, str]]:
-    """Write all pairs; return lines to print. given: the tokenizer, unless it is to be learned."""
+def write_all(writer: StoreWriter, arguments: argparse.Namespace, given: Made | None) -> None:
+    """Write all pairs, and print a summary. given: the tokenizer, unless it is to be learned."""
     from ..dataset import write_pairs
 
-    texts, num_copies, num_without_target = split_texts(writer, arguments)
+    reading = Reading(writer, arguments)
+    texts = split_texts(reading)
     tokenizer, vocabulary, start = given or make_tokenizer(arguments, texts["train"])
     has_symbols = arguments.tokenizer in ("char", "space")
     if has_symbols and not arguments.unknown:
@@ -174,37 +175,22 @@ def write_all(
     writer.source = {
         "file": Path(arguments.input).name,
         "pairs": sum(map(len, texts.values())),
-        "copies": num_copies,
+        "copies": reading.seen.num_copies,
         "unknown": arguments.unknown or not has_symbols,
     }
 
-    lines = []
-    if num_copies:
-        lines.append(("left out", f"{num_copies:,} copies of other pairs"))
-    if num_without_target:
-        lines.append(("left out", f"{num_without_target:,} pairs without a target"))
+    sizes = [f"{last - first:,} {split}" for split, (first, last) in writer.splits.items()]
+    print(f"{'pairs:':14}{', '.join(sizes)}")
+    print(f"{'vocabulary:':14}{vocabulary:,} ({tokenizer.kind})")
     action = "cut" if arguments.too_long == "cut" else "left out, with its pair"
-    for side, count in too_long.items():
+    notes = {
+        "left out, copies of other pairs": reading.seen.num_copies,
+        "left out, pairs without a target": reading.num_without_target,
+        **{f"too long, {action}, {side}": count for side, count in too_long.items()},
+    }
+    for what, count in notes.items():
         if count:
-            lines.append(("too long", f"{count:,} {side}: {action}"))
-    lines.append(("vocabulary", f"{vocabulary:,} ({tokenizer.kind})"))
-    return lines
-
-
-def report(store: Store, settings: Any, lines: list[tuple[str, str]]) -> None:
-    """Print a summary of the dataset. lines: what `write_all` returned."""
-    from ..dataset import Samples
-
-    sizes = [f"{last - first:,} {split}" for split, (first, last) in store.splits.items()]
-    lines = [("pairs", ", ".join(sizes)), *lines]
-    samples = Samples(store, settings, "train")
-    samples.offsets = samples.offsets[: PADDED + 1]
-    for kind in ("bucket", "full"):
-        source, target = padding(samples, settings, kind)
-        shares = f"{source:.0%} of source, {target:.0%} of target"
-        lines.append(("padding", f"{shares}, order {kind}"))
-    for title, line in lines:
-        print(f"{title + ':':14}{line}")
+            print(f"{'note:':14}{what}: {count:,}")
 
 
 def check(arguments: argparse.Namespace) -> None:
@@ -226,10 +212,9 @@ def check(arguments: argparse.Namespace) -> None:
     if min(arguments.max_source, arguments.max_target) < 2:
         where = "--max-source, --max-target"
         raise UserError("a text needs a token and its end", where, "use 2 or more")
-    check_text(arguments.prefix, "--prefix")
     if arguments.seed < 0:
-        what = f"a seed cannot be {arguments.seed}"
-        raise UserError(what, "--seed", "use 0 or a larger whole number")
+        raise UserError(f"a seed cannot be {arguments.seed}", "--seed", "use 0 or more")
+    check_text(arguments.prefix, "--prefix")
 
 
 class Texts:
@@ -270,24 +255,25 @@ class Reading:
 
     def read(self, file: str) -> int:
         """Read a file; return how many of its pairs are new."""
-        from ..texts import together
+        from ..dataset import batched
 
         num_kept = 0
-        for pairs in together(read_pairs(Path(file), self.arguments)):
-            complete = [pair for pair in pairs if pair[1].strip()]
-            self.num_without_target += len(pairs) - len(complete)
-            keys = [f"{len(source)} {source}{target}".encode() for source, target, _ in complete]
-            is_new = self.seen.add(keys)
-            new = [pair for pair, is_kept in zip(complete, is_new, strict=True) if is_kept]
-            num_kept += len(new)
-            if new:
-                self._write(new)
+        for pairs in batched(self._new_pairs(file)):
+            self._write(pairs)
+            num_kept += len(pairs)
         if not num_kept:
             remedy = "provide a file with pairs that no other file has"
             raise UserError("no new pair in the file", file, remedy)
         return num_kept
 
-    def _write(self, pairs: list[tuple[str, ...]]) -> None:
+    def _new_pairs(self, file: str) -> Iterator[Text]:
+        for source, target, where in read_pairs(Path(file), self.arguments):
+            if not target.strip():
+                self.num_without_target += 1
+            elif self.seen.add(f"{len(source)} {source}{target}".encode()):
+                yield source, target, where
+
+    def _write(self, pairs: list[Text]) -> None:
         import numpy as np
 
         # The path in `where` may not be UTF-8.
@@ -298,16 +284,14 @@ class Reading:
         self.size = int(stops[-1, 2])
 
 
-def split_texts(
-    writer: StoreWriter, arguments: argparse.Namespace
-) -> tuple[dict[str, Texts], int, int]:
-    """Return the pairs of each split, without copies; and count copies and missing targets.
+def split_texts(reading: Reading) -> dict[str, Texts]:
+    """Return the pairs of each split, without copies.
 
     A copy in another split would let a model succeed by memorizing.
     """
     import numpy as np
 
-    reading = Reading(writer, arguments)
+    arguments = reading.arguments
     sizes = [reading.read(arguments.input)]
     for file in (arguments.validation, arguments.test):
         if file:
@@ -321,8 +305,8 @@ def split_texts(
     borders.append(borders[-1])  # an empty test split, if there is --validation without --test
     splits = {}
     for name, (first, last) in zip(SPLITS, pairwise(borders), strict=False):
-        splits[name] = Texts(writer, order[first:last])
-    return splits, reading.seen.num_copies, reading.num_without_target
+        splits[name] = Texts(reading.writer, order[first:last])
+    return splits
 
 
 def read_pairs(path: Path, arguments: argparse.Namespace) -> Iterator[Text]:
@@ -385,17 +369,14 @@ def encode(
     """Yield the tokens of a split's pairs, and count long texts in `too_long`."""
     from tqdm import tqdm
 
-    from ..dataset import tokenize
+    from ..dataset import SIDES, tokenize
 
     limits = (arguments.max_source, arguments.max_target)
     num_kept = 0
-    for source, target, where in tqdm(texts, split, unit="pair", leave=False, disable=None):
+    for source, target, _ in tqdm(texts, split, unit="pair", leave=False, disable=None):
         pair, is_long = tokenize(tokenizer, arguments.prefix + source, target, limits)
-        for side, limit, side_is_long in zip(("source", "target"), limits, is_long, strict=True):
+        for side, side_is_long in zip(SIDES, is_long, strict=True):
             too_long[f"{side}s of {split}"] += side_is_long
-            if side_is_long and arguments.too_long == "refuse":
-                remedy = f"raise --max-{side}, or use --too-long cut or skip"
-                raise UserError(f"a {side} of more than {limit} tokens", where, remedy)
         if arguments.too_long == "cut" or not any(is_long):
             num_kept += 1
             yield pair
@@ -441,19 +422,13 @@ def pretrained_tokenizer(name: str) -> Made:
             library = Library.from_file(str(folder / "tokenizer.json"))
         else:
             library = Library.from_pretrained(name)
-        end = config.eos_token_id
-        start = config.decoder_start_token_id
-        vocabulary = config.vocab_size
     except Exception as error:  # the hub and tokenizers (in Rust) raise classes of their own
         reason = " ".join(str(error).split())[:160]
-        if folder.is_dir():
-            for file in ("tokenizer.json", "config.json"):
-                if not (folder / file).is_file():
-                    reason = f"it has no {file}"
         what = f"the tokenizer cannot be loaded ({reason})"
-        remedy = "provide a folder with all of the model's files, or go online once"
+        remedy = "provide a folder with tokenizer.json and config.json, or go online once"
         raise UserError(what, f"--pretrained {name}", remedy) from error
-    return Pretrained(library.to_str(), end), vocabulary, start
+    pretrained = Pretrained(library.to_str(), config.eos_token_id)
+    return pretrained, config.vocab_size, config.decoder_start_token_id
 
 
 def check_known(tokenizer: Any, texts: dict[str, Texts]) -> None:
@@ -465,17 +440,3 @@ def check_known(tokenizer: Any, texts: dict[str, Texts]) -> None:
                 what = f"{split} has {unseen[0]!r}, which no training pair has"
                 remedy = "add --unknown to use one token for such symbols, or use --tokenizer byte"
                 raise UserError(what, where, remedy)
-
-
-def padding(samples: Any, settings: Any, kind: str) -> list[float]:
-    """Return the fractions of padding in sources and targets, in an epoch's training batches."""
-    from ..engine.data.order import Order
-
-    order = samples.orders.get(kind, Order)(len(samples), settings)
-    order.kind = kind
-    places = Counter[str]()
-    for numbers, _ in order.batches(0):
-        for name, spans in samples.spans(numbers[numbers >= 0], 0).items():
-            places[name] += spans.width * len(spans.lengths)
-            places[f"{name} kept"] += int(spans.lengths.sum())
-    return [1 - places[f"{name} kept"] / places[name] for name in ("source", "target")]

@@ -80,10 +80,6 @@ class Model(Section):
     """Folder or hub name of a T5 to start from, with its own sizes. Prepare the data with its
     tokenizer: `prepare --tokenizer pretrained`. "" starts from fresh weights."""
 
-    allow_pickle: bool = False
-    """Load pretrained weights from a pickle file too, which can run code of its author. safetensors
-    files need no trust."""
-
     @property
     def shape(self) -> Size:
         """The size, with `layers`, `heads`, `width` and `hidden` replaced if they are set."""

@@ -93,3 +93,10 @@ def restore(facts: dict[str, Any]) -> Tokenizer:
     if facts["kind"] == "pretrained":
         return Pretrained(facts["definition"], facts["end"])
     return Symbols(facts["kind"], facts["symbols"])
+
+
+def text_of(tokenizer: Tokenizer, tokens: list[int]) -> str:
+    """Return the text of the tokens before `end`."""
+    if tokenizer.end in tokens:
+        tokens = tokens[: tokens.index(tokenizer.end)]
+    return tokenizer.decode(tokens).decode("utf-8", "replace")

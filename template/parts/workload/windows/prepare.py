@@ -44,10 +44,9 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
         what = f"'{arguments.datasets}' is not two names"
         raise UserError(what, "--datasets", "name two, such as features,targets")
     features, targets = arrays_of(path, names)
-    step = shift(features)
     purge = arguments.purge
     if purge is None:
-        purge = overlap(features, targets, step)
+        purge = overlap(features, targets)
     if purge < 0:
         raise UserError(f"{purge} windows cannot be left out", "--purge", "use 0 or more")
     splits = purged_borders(arguments.split, features.shape[0], purge)
@@ -62,10 +61,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
         rounding = write_windows(folder, features, targets, splits, arguments.dtype, source)
         for array in (features, targets):
             print(f"{array.name + ':':12}{array.shape} {array.dtype}")
-        shared = "none"
-        if step:
-            shared = f"each window starts {step} steps later, {purge} left out at each border"
-        print(f"overlap:    {shared}")
+        print(f"left out:   {purge} windows before each border, which overlap with those after it")
         counts = [f"{last - first:,} {name}" for name, (first, last) in splits.items()]
         print(f"windows:    {', '.join(counts)}")
         if rounding:
@@ -74,11 +70,15 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
         print_summary(Store.open(folder), arguments.dry_run)
 
 
-def overlap(features: Array, targets: Array, step: int) -> int:
+def overlap(features: Array, targets: Array) -> int:
     """Return how many windows before a border overlap with the first window after it."""
-    if not step:
-        return 0
-    return math.ceil((features.shape[1] + targets.shape[1]) / step) - 1
+    rows = features.read(0, 4)
+    history = features.shape[1]
+    for step in range(1, history):
+        # Each window starts `step` rows after the previous one.
+        if len(rows) > 1 and (rows[1:, : history - step] == rows[:-1, step:]).all():
+            return math.ceil((history + targets.shape[1]) / step) - 1
+    return 0
 
 
 def purged_borders(split: str, count: int, purge: int) -> dict[str, list[int]]:
@@ -89,10 +89,11 @@ def purged_borders(split: str, count: int, purge: int) -> dict[str, list[int]]:
             splits[before][1] = max(splits[before][1] - purge, splits[before][0])
 
     # Check this before an existing dataset is replaced.
-    train, validation, _ = (last - first for first, last in splits.values())
-    if not (train and validation):
-        what = f"{train} training and {validation} validation windows fit into the split"
-        raise UserError(what, f"--split {split}", "give it more rows, or use a smaller --purge")
+    for name in ("train", "validation"):
+        first, last = splits[name]
+        if first == last:
+            remedy = "give it more rows, or use a smaller --purge"
+            raise UserError(f"no {name} window is left", f"--split {split}", remedy)
     return splits
 
 
@@ -113,18 +114,6 @@ def arrays_of(path: Path, names: list[str]) -> list[Array]:
             raise UserError(f"shape {shape} where {axes} is expected", where, remedy)
         arrays.append(replace(datasets[name], name=role))
     return arrays
-
-
-def shift(features: Array) -> int:
-    """Return how many steps each window starts after the previous one; 0 if they do not overlap."""
-    rows = features.read(0, 4)
-    history = features.shape[1]
-    if len(rows) < 2:
-        return 0
-    for step in range(1, history):
-        if (rows[1:, : history - step] == rows[:-1, step:]).all():
-            return step
-    return 0
 
 
 def add_new(parser: argparse.ArgumentParser) -> None:

@@ -137,8 +137,8 @@ def train_run(
     folder: Path,
     settings: Settings,
     distributed: Distributed,
-    limit: int = 0,
-    changed: dict[str, object] | None = None,
+    limit: int,
+    changed: dict[str, object],
 ) -> Session:
     """Train in a folder, or resume what is in it; return the session, which has ended.
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Session:
-    """One call of `train` on the folder of a run; a context manager. `start` makes the run ready."""
+    """One call of `train` on the folder of a run; a context manager. `start` returns the run."""
 
     folder: Path
     settings: Settings

@@ -1,0 +1,139 @@
+# -----------------------------------------------------------------------------
+# Training. metrics.jsonl has one JSON object per line, for training and evaluation.
+
+
+def collect_signals() -> list[int]:
+    """Return a list that receives signals, so that the loop saves and stops; a second one exits."""
+    signals: list[int] = []
+
+    def receive(number: int, frame: object) -> None:
+        if signals:
+            os._exit(128 + number)
+        signals.append(number)
+        name = signal.Signals(number).name
+        print(f"{name}: saving after this step; press again to exit at once", file=sys.stderr)
+
+    for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1"):
+        number = getattr(signal, name, None)  # Windows has only two of them
+        # Keep ignoring signals that nohup ignores.
+        if number and signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, receive)
+    return signals
+
+
+def log(run: Path, record: dict) -> None:
+    """Append a record to metrics.jsonl and print it."""
+    # JSON has no NaN and no infinity, which is the norm of a step that overflows in fp16.
+    line = re.sub("NaN|-?Infinity", "null", json.dumps(record))
+    with open(run / "metrics.jsonl", "a") as file:
+        file.write(line + "\n")
+    for name, value in record.items():
+        print(f"{name} {value:.5g}" if isinstance(value, float) else f"{name} {value}", end="  ")
+    print(flush=True)
+
+
+def log_training(trainer: Trainer, run: Path, norm: Tensor, seconds: float, steps: int) -> None:
+    """Log the losses and the speed of the last steps, which took so many seconds."""
+    step = trainer.progress.step
+    remaining = round(seconds / steps * (trainer.total_steps - step))
+    record = {
+        "step": step,
+        "epoch": math.ceil(step / trainer.steps_per_epoch),
+        "loss": trainer.mean_loss(),
+        "learning_rate": trainer.optimizer.param_groups[0]["lr"],
+        "gradient_norm": norm.item(),
+        "samples_per_second": trainer.step_size * steps / seconds,
+        "step_ms": 1000 * seconds / steps,
+        "data_wait_percent": 100 * trainer.wait_seconds / seconds,
+        "remaining": f"{timedelta(seconds=remaining)}",
+    }
+    if DEVICE.type == "cuda":
+        record["peak_memory_gb"] = torch.cuda.max_memory_allocated() / 1e9
+    log(run, record)
+    trainer.progress.micro_batches.clear()
+    trainer.norms.clear()
+    trainer.wait_seconds = 0.0
+
+
+def train(trainer: Trainer, run: Path, signals: list[int]) -> None:
+    """Train to the last step or a signal."""
+    settings = trainer.settings
+    progress = trainer.progress
+    evaluate_every = settings.evaluate_every or trainer.steps_per_epoch
+    save_every = settings.save_every or trainer.steps_per_epoch
+    if settings.freeze_garbage:
+        gc.freeze()
+
+    steps = trainer.steps()
+    logged_step = progress.step
+    start_time = time.perf_counter()
+    is_over = progress.step >= trainer.total_steps
+    while not is_over:
+        norm = trainer.step(next(steps))
+        step = progress.step
+        is_last = step == trainer.total_steps
+
+        # Log, also some of the first steps, so that you see something soon.
+        is_early = step in (1, 2, 5, 10, 20) and step < settings.log_every
+        if is_last or is_early or step % settings.log_every == 0:
+            norm.item()  # waits for the GPU
+            seconds = time.perf_counter() - start_time
+            log_training(trainer, run, norm, seconds, step - logged_step)
+            logged_step = step
+            start_time = time.perf_counter()
+
+        # Evaluate.
+        pause_time = time.perf_counter()
+        if is_last or step % evaluate_every == 0:
+            metrics = trainer.evaluate("validation")
+            log(run, {"step": step, "split": "validation", **metrics})
+            if metrics["loss"] < progress.best_loss:
+                progress.best_loss = metrics["loss"]
+                progress.best_step = step
+
+        # Save. A signal that comes later stops the run after the next step.
+        is_over = is_last or bool(signals)
+        if is_over or progress.best_step == step or step % save_every == 0:
+            trainer.check()
+            metrics_size = (run / "metrics.jsonl").stat().st_size
+            checkpoint = {**make_checkpoint(trainer), "metrics_size": metrics_size}
+            save_checkpoint(run / "checkpoints", checkpoint)
+        start_time += time.perf_counter() - pause_time
+
+
+def plot_curves(run: Path) -> None:
+    """Draw the losses of metrics.jsonl."""
+    curves: dict[str, list] = {"train": [], "validation": []}
+    for line in (run / "metrics.jsonl").read_text().splitlines():
+        with suppress(ValueError, KeyError, TypeError, AttributeError):  # a damaged line
+            record = json.loads(line)
+            curves[record.get("split", "train")].append((record["step"], record["loss"]))
+    figure = Figure()
+    axes = figure.subplots()
+    for split, points in curves.items():
+        if points:
+            axes.plot(*zip(*points, strict=True), label=f"{split} loss")
+    axes.legend()
+    figure.savefig(run / "curves.png")
+
+
+def run_training(settings: Settings, run: Path) -> int:
+    """Train from the newest checkpoint, if any, to the end or a signal. Return the exit code."""
+    signals = collect_signals()
+    trainer = Trainer(settings)
+    folder = run / "checkpoints"
+    folder.mkdir(parents=True, exist_ok=True)
+    lock(run)
+    start_or_resume(trainer, settings, run)
+    print_table(trainer.resolved, settings)
+    progress = trainer.progress
+    print(f"{run}: {DEVICE}, step {progress.step} of {trainer.total_steps}")
+    train(trainer, run, signals)
+
+    plot_curves(run)
+    best = load_checkpoint(folder, f"step-{progress.best_step:08d}-*.pt")
+    if best and progress.step >= trainer.total_steps and trainer.data.splits["test"]:
+        trainer.model.load_state_dict(best["model"])
+        metrics = trainer.evaluate("test")
+        log(run, {"step": progress.best_step, "split": "test", **metrics})
+    return 128 + signals[0] if signals else 0

@@ -1,0 +1,15 @@
+OPTIMIZATIONS["resident"] = "the text stays on the device; off: it is read from the mapped file"
+OFF["resident"] = False
+NO_LOADER = "a batch is one gather, without a DataLoader"
+WITHOUT_EFFECT = {
+    "NUM_WORKERS": NO_LOADER,
+    "PREFETCH_FACTOR": NO_LOADER,
+    "PERSISTENT_WORKERS": NO_LOADER,
+    "ALLOW_UNSAFE_DATALOADER": NO_LOADER,
+}
+
+
+def resolve_own(resolved: Resolved) -> None:
+    """Switch off what has no effect in this script."""
+    if resolved.active.resident:
+        resolved.turn_off("nothing to copy: the text is resident", "pin_memory")

@@ -1,0 +1,19 @@
+AT_LEAST_ONE += ["block_size", "layers", "heads", "width"]
+
+
+@dataclass
+class Settings(RunSettings):
+    """All settings, with those of this script."""
+
+    # data
+    data: str = ""  # text file; if empty, 12 MB of the source of Python's standard library
+    block_size: int = 128  # number of tokens that the model sees
+    # model
+    layers: int = 4  # transformer blocks; GPT-2 has 12, with width 768 and 12 heads
+    heads: int = 4  # number of attention heads of a block
+    width: int = 128  # size of the vector of a token
+    dropout: float = 0.0  # fraction of activations to drop; use 0.1 to 0.2 for many epochs
+    # optimizer
+    batch_size: int = 32  # blocks in a micro-batch; a larger one fills a GPU better
+    # optimization
+    resident: bool = True

@@ -1,0 +1,191 @@
+def read_number(cell: str) -> float:
+    """Return the number in a cell, or nan for a text."""
+    try:
+        return float(cell.replace("_", "x"))  # Python reads 1_2 as 12
+    except ValueError:
+        return math.nan
+
+
+def read_table(settings: Settings) -> dict[str, np.ndarray]:
+    """Return each column by name: text if --category names it or most cells are, else float32."""
+    header, *rows = read_rows(find_file(settings.data))
+    categories = [name.strip() for name in settings.category.split(",") if name]
+    for name in categories:
+        if name not in header:
+            raise UserError(f"no column '{name}': --category: use {', '.join(header)}")
+    if settings.task == "classification":
+        categories.append(settings.target or header[-1])
+    table = {}
+    for name, *cells in zip(header, *rows, strict=True):
+        numbers = [read_number(cell) for cell in cells]
+        is_category = name in categories or np.isnan(numbers).mean() > 0.5
+        for row, cell in enumerate(cells):
+            is_missing = cell in ("", "NA", "nan", "NaN")
+            is_number = abs(numbers[row]) < 3.4e38
+            if is_missing or not (is_category or is_number):
+                remedy = "fill it, or remove the row" if is_missing else "fix it, or use --category"
+                raise UserError(
+                    f"cannot read '{cell}': {settings.data}, row {row + 2}, column '{name}': "
+                    f"{remedy}"
+                )
+        table[name] = np.array(cells) if is_category else np.array(numbers, np.float32)
+    return table
+
+
+def synthesize() -> dict[str, np.ndarray]:
+    """Return 20,000 synthetic rows, always the same: two numbers, a category and a target."""
+    numbers = np.random.default_rng(20).standard_normal((4, 20_000))
+    rain, sun, soil, noise = numbers.astype(np.float32)
+    soil = soil.round()
+    harvest = 50 + 10 * (np.sin(2 * rain) + rain * sun + soil) + 3 * noise
+    return {"rain": rain, "sun": sun, "soil": soil.astype(str), "harvest": harvest}
+
+
+def split_rows(split: str, num_rows: int) -> dict[str, range]:
+    """Return the rows of each split, after the shuffle."""
+    try:
+        train, validation, test = [float(share) for share in split.split(",")]
+        first = round(num_rows * train)
+        last = num_rows - round(num_rows * test)
+        if not 0 < first < last <= num_rows or abs(train + validation + test - 1) > 1e-6:
+            raise ValueError
+    except (ValueError, OverflowError):
+        raise UserError(
+            f"'{split}' does not split {num_rows} rows: --split: "
+            "use fractions that add up to 1, such as 0.7,0.15,0.15"
+        ) from None
+    return {"train": range(first), "validation": range(first, last), "test": range(last, num_rows)}
+
+
+def standardize(values: np.ndarray, num_train: int) -> tuple[np.ndarray, list[float]]:
+    """Return standardized values (N,), and the mean and standard deviation of training rows."""
+    train = values[:num_train].astype(np.float64)
+    mean = np.float32(train.mean())
+    std = np.float32(train.std() if np.ptp(train) else 1.0)
+    return (values - mean) / std, [float(mean), float(std)]
+
+
+def encode(values: np.ndarray, num_train: int) -> tuple[np.ndarray, list[str]]:
+    """Return codes (N,) from 1, with 0 for values that no training row has, and their names."""
+    # Sort whole numbers by size.
+    names = set(values[:num_train].tolist())
+    ordered = sorted(names, key=lambda name: (len(name) * name.isdecimal(), name))
+    codes = {name: code for code, name in enumerate(ordered, start=1)}
+    return np.array([codes.get(name, 0) for name in values.tolist()]), ordered
+
+
+@dataclass
+class Rows(Dataset):
+    """Reads batches by the numbers of their rows, in worker processes if there are any.
+
+    YOUR OWN DATA GOES HERE: images, sound, another file. `__getitem__` takes the numbers of at most
+    `batch_size` rows and returns what `compute_loss` needs, padded to `batch_size`. A resumed run
+    repeats the draws of `random` and `np.random`; with workers, only those that you seed with the
+    numbers.
+    """
+
+    arrays: dict[str, np.ndarray]
+    batch_size: int
+
+    def __getitem__(self, numbers: np.ndarray) -> dict[str, np.ndarray]:
+        padded = np.resize(numbers, self.batch_size)
+        batch = {name: values[padded] for name, values in self.arrays.items()}
+        batch["is_real"] = np.arange(self.batch_size) < len(numbers)
+        return batch
+
+
+class Data:
+    """The table in memory, shuffled and split. Scales and categories come from training rows."""
+
+    def __init__(self, settings: Settings):
+        self.seed = settings.seed
+        self.batch_size = settings.batch_size
+        self.batch_targets = settings.batch_size
+        table = read_table(settings) if settings.data else synthesize()
+        target = settings.target or list(table)[-1]
+        if target not in table:
+            raise UserError(f"no column '{target}': --target: use one of {', '.join(table)}")
+        num_rows = len(table[target])
+        self.splits = split_rows(settings.split, num_rows)
+        shuffle = np.random.default_rng(0).permutation(num_rows)
+
+        self.facts: dict = {}
+        columns = {}
+        for name, column in table.items():
+            prepare = standardize if column.dtype == np.float32 else encode
+            columns[name], self.facts[name] = prepare(column[shuffle], len(self.splits["train"]))
+        self.arrays = {"target": self.check_target(columns.pop(target), target, settings.task)}
+        self.stack_features(columns)
+        content = b"".join(values.tobytes() for values in self.arrays.values())
+        self.facts["sha256"] = hashlib.sha256(content).hexdigest()
+
+    def check_target(self, values: np.ndarray, name: str, task: str) -> np.ndarray:
+        """Return the targets: numbers, or classes from 0."""
+        self.num_outputs = 1
+        if task == "classification":
+            values = values - 1
+            self.num_outputs = len(self.facts[name])
+            if values.min() < 0 or self.num_outputs < 2:
+                raise UserError(f"a class has no training row: --target {name}: remove its rows")
+        elif values.dtype != np.float32:
+            raise UserError(f"column '{name}' has text: --task: use classification")
+        return values
+
+    def stack_features(self, columns: dict[str, np.ndarray]) -> None:
+        """Stack the numbers, and the categories, whose codes begin where the previous ones end."""
+        self.offsets = [0]
+        numbers = []
+        categories = []
+        for name, values in columns.items():
+            if values.dtype == np.float32:
+                numbers.append(values)
+            else:
+                categories.append(values + self.offsets[-1])
+                self.offsets.append(self.offsets[-1] + len(self.facts[name]) + 1)
+        self.num_features = len(numbers)
+        if numbers:
+            self.arrays["features"] = np.stack(numbers, axis=1)
+        if categories:
+            self.arrays["categories"] = np.stack(categories, axis=1)
+
+    def prepare(self, settings: Settings) -> None:
+        """Make the loaders of the splits."""
+        workers = settings.num_workers
+        self.loaders = {
+            split: DataLoader(
+                Rows(self.arrays, self.batch_size),
+                batch_size=None,
+                sampler=[],  # `batches` fills it
+                num_workers=workers,
+                pin_memory=settings.pin_memory,
+                prefetch_factor=settings.prefetch_factor if workers else None,
+                persistent_workers=settings.persistent_workers,
+                worker_init_fn=ignore_signals,
+                generator=torch.Generator(),  # separate, so that workers do not change dropout
+            )
+            for split in self.splits
+        }
+
+    def epoch(self, epoch: int, first_batch: int) -> Iterator:
+        """Return the training batches of an epoch, in an order of its own, from a number on."""
+        order = np.random.RandomState([self.seed, epoch]).permutation(len(self.splits["train"]))
+        return self.batches("train", order[first_batch * self.batch_size :])
+
+    def split_batches(self, split: str) -> Iterator:
+        return self.batches(split, np.array(self.splits[split]))
+
+    def batches(self, split: str, numbers: np.ndarray) -> Iterator:
+        """Yield the numbers of rows and their batch."""
+        chunks = np.split(numbers, range(self.batch_size, len(numbers), self.batch_size))
+        sampler: Any = self.loaders[split].sampler
+        sampler[:] = chunks
+        for chunk, batch in zip(chunks, self.loaders[split], strict=True):
+            yield chunk, {name: x.to(DEVICE, non_blocking=True) for name, x in batch.items()}
+
+
+def ignore_signals(worker: int) -> None:
+    """Ignore signals in a worker, because the main process handles them and ends the workers."""
+    for name in ("SIGINT", "SIGHUP", "SIGUSR1"):
+        if hasattr(signal, name):  # Windows has SIGINT only
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -1,0 +1,129 @@
+def read_csv(path: Path) -> tuple[list[str], np.ndarray]:
+    """Return the names of the columns and their values (N, C), oldest row first."""
+    header, *rows = read_rows(path)
+    values = []
+    previous_time = np.datetime64("-9999", "s")
+    for number, row in enumerate(rows, start=2):
+        # A time is ISO 8601 or a whole number. It only orders the rows, so its unit has no effect.
+        text = row[0]
+        try:
+            row_time = np.datetime64(int(text) if text.isdecimal() else text, "s")
+            values.append([float(cell) for cell in row[1:]])
+            if not row_time > previous_time:
+                raise ValueError("the time does not increase")
+            if "_" in "".join(row):  # Python reads 1_2 as 12
+                raise ValueError("an underscore in a number")
+            if not all(abs(value) < 3.4e38 for value in values[-1]):
+                raise ValueError("a value is not a finite number")
+        except (ValueError, OverflowError) as error:
+            raise UserError(f"{error}: {path}, row {number}: fix this row") from None
+        previous_time = row_time
+    return header[1:], np.array(values, dtype=np.float32)
+
+
+def synthesize() -> tuple[list[str], np.ndarray]:
+    """Return 20,000 synthetic hours of two columns, always the same: daily cycles and noise."""
+    day = 2 * np.pi / 24 * np.arange(20_000)
+    noise = np.random.default_rng(22).standard_normal((20_000, 2))
+    load = 50 + 8 * np.sin(day) + 4 * np.sin(day / 7)
+    price = 30 + 9 * np.sin(2 * day)
+    values = np.stack([load, price], axis=1) + noise
+    return ["load", "price"], values.astype(np.float32)
+
+
+def split_rows(split: str, num_rows: int) -> list[int]:
+    """Return the row at which each split ends."""
+    try:
+        ends = np.cumsum([float(share) for share in split.split(",")])
+    except ValueError:
+        ends = np.zeros(3)
+    if abs(ends[-1] - 1) < 1e-6:
+        ends = np.round(ends * num_rows)
+    if len(ends) != 3 or not 0 < ends[0] <= ends[1] <= ends[2] <= num_rows or (ends % 1).any():
+        raise UserError(
+            f"'{split}' does not split {num_rows} rows: --split: "
+            "use fractions that add up to 1, such as 0.7,0.15,0.15, or numbers of rows"
+        )
+    return ends.astype(int).tolist()
+
+
+def standardize(values: np.ndarray, num_train: int) -> tuple[np.ndarray, dict]:
+    """Return the standardized values and their metadata. The scale comes from training rows."""
+    train_rows = values[:num_train].astype(np.float64)
+    mean = train_rows.mean(axis=0).astype(np.float32)
+    std = train_rows.std(axis=0).astype(np.float32)
+    std[np.ptp(train_rows, axis=0) == 0] = 1.0  # a constant column
+    fingerprint = hashlib.sha256(values.tobytes()).hexdigest()
+    facts = {"sha256": fingerprint, "mean": mean.tolist(), "std": std.tolist()}
+    return (values - mean) / std, facts
+
+
+class Data:
+    """The standardized series and the windows of each split, a batch of which is one gather.
+
+    A window belongs to the split that contains all its targets, so that nothing of the future leaks
+    into training.
+    """
+
+    def __init__(self, settings: Settings):
+        names, values = read_csv(find_file(settings.data)) if settings.data else synthesize()
+        targets = settings.targets.split(",") if settings.targets else names
+        for name in targets:
+            if name.strip() not in names:
+                raise UserError(f"no column '{name}': --targets: use {', '.join(names)}")
+        self.columns = [names.index(name.strip()) for name in targets]
+
+        # The window with number n begins at row n, and each split is a range of numbers.
+        self.splits = {}
+        start = 0
+        ends = split_rows(settings.split, len(values))
+        for name, end in zip(["train", "validation", "test"], ends, strict=True):
+            first = max(start - settings.history, 0)
+            self.splits[name] = range(first, end - settings.history - settings.horizon + 1)
+            start = end
+        if not (self.splits["train"] and self.splits["validation"]):
+            raise UserError(f"no window fits: --split {settings.split}: use a smaller --history")
+
+        series, self.facts = standardize(values, ends[0])
+        self.series = torch.from_numpy(series)
+        self.seed = settings.seed
+        self.history = settings.history
+        self.horizon = settings.horizon
+        self.batch_size = settings.batch_size
+        self.batch_targets = settings.batch_size * settings.horizon * len(targets)
+
+    def prepare(self, settings: Settings) -> None:
+        """Move the series to the device, or keep it on the host."""
+        self.pin_memory = settings.pin_memory
+        if settings.resident:
+            self.series = self.series.to(DEVICE)
+        # All windows are one view (number, row, column).
+        self.windows = self.series.unfold(0, self.history + self.horizon, 1).transpose(1, 2)
+        # With a list, each step would wait for the GPU.
+        self.targets = torch.tensor(self.columns, device=DEVICE)
+
+    def epoch(self, epoch: int, first_batch: int) -> Iterator:
+        """Return the training batches of an epoch, in an order of its own, from a number on."""
+        order = np.random.RandomState([self.seed, epoch]).permutation(len(self.splits["train"]))
+        return self.batches(order[first_batch * self.batch_size :])
+
+    def split_batches(self, split: str) -> Iterator:
+        return self.batches(np.array(self.splits[split]))
+
+    def batches(self, numbers: np.ndarray) -> Iterator:
+        """Yield numbers of windows, history (B, T, C), target (B, H, G) and is_real (B,).
+
+        is_real is false for padding, which keeps the shape of an incomplete batch, so that kernels
+        are not tuned or compiled twice.
+        """
+        for first in range(0, len(numbers), self.batch_size):
+            chunk = numbers[first : first + self.batch_size]
+            padded = np.resize(chunk, self.batch_size)
+            windows = self.windows[to_device(padded, self.windows.device)]
+            if self.pin_memory:
+                windows = windows.pin_memory()
+            windows = windows.to(DEVICE, non_blocking=True)
+            history = windows[:, : self.history]
+            target = windows[:, self.history :, self.targets]
+            is_real = to_device(np.arange(self.batch_size) < len(chunk))
+            yield chunk, (history, target, is_real)

@@ -1,0 +1,45 @@
+"""Train a forecaster for a time series in a CSV file, with every optimization that fits it.
+
+    python train.py                                # train on a synthetic series
+    python train.py --data series.csv --epochs 5   # train on your series
+    python train.py --resume                       # continue the newest run, bit for bit
+    python train.py --benchmark                    # measure what the optimizations gain here
+
+Each run is a folder in runs/, and begins with a table of the optimizations that are on, and why.
+This file is ordered from top to bottom: settings, optimizations, data, model, step, checkpoints,
+training, benchmark, command line.
+Shapes: B windows in a batch, T rows of history, H rows of horizon, C columns, G target columns.
+"""
+
+import argparse
+import csv
+import difflib
+import gc
+import gzip
+import hashlib
+import inspect
+import io
+import json
+import math
+import os
+import random
+import re
+import signal
+import statistics
+import sys
+import time
+import zlib
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime, timedelta
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
