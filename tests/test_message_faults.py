@@ -1,6 +1,5 @@
 """Lines that blame the wrong thing, or advise what makes it worse."""
 
-import re
 import shutil
 import time
 from collections.abc import Callable
@@ -145,16 +144,6 @@ ALL = render(
 def test_flags_that_would_be_ignored_or_misread(words, parts, tmp_path):
     one_error(run(ALL, *split(words), cwd=tmp_path), *parts)
     assert {path.name for path in tmp_path.iterdir()} <= {"config.yaml", ".out", ".err", "data"}
-
-
-@pytest.mark.parametrize("phases", ["[1]", "[{}]", "[{name: a, steps: 1, training.max_steps: 2}]"])
-def test_a_wrong_phase_says_what_a_phase_has(phases, tmp_path):
-    tmp_path.joinpath("config.yaml").write_text(f"phases: {phases}\n")
-    refused = run(ALL, "train", cwd=tmp_path)
-    assert refused.code == 2
-    assert refused.errors()
-    for line in refused.errors():
-        assert re.match(r"error: phases\.1.*: config.yaml: give each phase a name, steps", line)
 
 
 def refuse_to_compile() -> None:
