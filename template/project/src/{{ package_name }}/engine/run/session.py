@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from ..errors import NonFinite, UserError
-from ..files import write_text
+from ..files import read_json, write_text
 from ..log.report import write_report
 from ..runs import CONFIG, write_status
 from ..signals import Signals
@@ -90,9 +90,7 @@ class Session:
         if self.resumed:
             run.log.line(f"resumed at step {run.step} of {run.num_steps}")
             run.log.event(run.step, "resumed")
-        for key, before in self.changed.items():
-            after = self.settings.value(key)
-            notes.append(f"from step {run.step} on {key} is {after}; it was {before}")
+            notes += self._changes(run)
         run.project.optimizations.append(run.loader.order.describe())
         num_parameters = sum(weight.numel() for weight in run.project.model.parameters())
         run.log.line(f"{self.folder}: {device_line(run.project.device)}")
@@ -116,6 +114,20 @@ class Session:
         )
         run.project.store.remember(self.folder)
         write_status(self.folder, "running", "", run.step)
+
+    def _changes(self, run: Run) -> list[str]:
+        """Return a note on each value that is not the one with which the run began."""
+        notes = []
+        for key, before in self.changed.items():
+            after = self.settings.value(key)
+            notes.append(f"from step {run.step} on {key} is {after}; it was {before}")
+        # On another card, `auto` may be another precision.
+        precision = run.project.precision.name
+        for entry in read_json(self.folder / "env.json").get("optimizations", []):
+            if entry["name"] == "precision" and entry["state"] != precision:
+                what = f"from step {run.step} on the precision is {precision}"
+                notes.append(f"{what}; it was {entry['state']}")
+        return notes
 
     # --- the outcome
 
