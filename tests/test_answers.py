@@ -133,12 +133,12 @@ def spelt(tmp_path_factory):
     return folders
 
 
-def test_symbols_that_training_had_not_are_refused_or_counted(spelt):
+def test_symbols_that_training_had_not_are_refused_or_named(spelt):
     project = render(workload="seq2seq")
     refused = run(project, "predict", "--text", "a ß b", cwd=spelt["without"])
-    one_error(refused, "1 symbols are in no training pair", "'ß'", "prepare with --unknown")
+    one_error(refused, "symbols that are in no training pair: 'ß'", "prepare with --unknown")
     said = check_run(project, "predict", "--text", "a ß ß b", cwd=spelt["with"])
-    assert "note: 2 symbols are in no training pair ('ß')" in said.out
+    assert "note: symbols that are in no training pair: 'ß';" in said.out
     assert "note" not in run(project, "predict", "--text", "a b", cwd=spelt["with"]).out
 
 
