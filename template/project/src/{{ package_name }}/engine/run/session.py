@@ -53,11 +53,11 @@ class Session:
         self, kind: type | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.closing.close()
+        batch_size = self.run.loader.order.batch_size if self.run is not None else None
+        explained = explain(error, self.settings, batch_size)
         if isinstance(error, NonFinite) and self.run is not None:
             explained = explain_non_finite(error, self.run)
             explained.reported = not self.is_main  # all ranks have seen it
-        else:
-            explained = explain(error, self.settings, self.run and self.run.loader.order.batch_size)
         if self.is_main:
             self._write_outcome(explained or error)
         self.signals.restore()
