@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -150,7 +151,22 @@ def table(path: Path) -> None:
     path.write_text("".join(["a,soil,b,constant,target\n", *lines]))
 
 
+def windows(path: Path) -> None:
+    """Overlapping windows, each one row later than the one before."""
+    table = np.random.default_rng(0).normal(3, 2, (600, 3)).cumsum(0).astype(np.float32)
+    parts = np.lib.stride_tricks.sliding_window_view(table, 20, 0).transpose(0, 2, 1)
+    with h5py.File(path, "w") as file:
+        file["features"] = parts[:, :16]
+        file["targets"] = parts[:, 16:, 0]
+
+
 CASES = {
+    "windows": Case(
+        windows,
+        prepare="--input data.file",
+        script="--width 16 --batch_size 16 --shuffle_block 100 --chunk_size_gb 4e-5",
+        package="--model.width 16 --data.batch_size 16 --data.order block --data.shuffle_block 100",
+    ),
     "tabular": Case(
         table,
         prepare="--input data.file --target target --task regression",
