@@ -160,7 +160,33 @@ def windows(path: Path) -> None:
         file["targets"] = parts[:, 16:, 0]
 
 
+def panel(folder: Path) -> None:
+    """Some stocks; one begins later, and one day of another one has no price."""
+    noise = np.random.default_rng(0)
+    days = np.datetime64("2024-01-01") + np.arange(230)
+    market = noise.normal(0, 0.01, 230)
+    folder.mkdir()
+    for number in range(6):
+        close = 50 * np.exp(np.cumsum(market + noise.normal(0, 0.01, 230)))
+        lines = ["date,open,high,low,close,volume\n"]
+        for day in range(60 * (number == 2), 230):
+            price = close[day]
+            row = [price * 0.99, price * 1.02, price * 0.98, price, 1000 + day]
+            cells = [f"{value:.4f}" for value in row]
+            if (number, day) == (4, 33):
+                cells[1] = ""
+            lines.append(",".join([str(days[day]), *cells]) + "\n")
+        (folder / f"S{number}.csv").write_text("".join(lines))
+
+
 CASES = {
+    "graph": Case(
+        panel,
+        prepare="--input data.file --window 10 --neighbors 3 --correlation-days 40"
+        " --split 150,35,20",
+        script="--window 10 --neighbors 3 --correlation_days 40 --split 150,35,20 --width 16",
+        package="--model.width 16",
+    ),
     "windows": Case(
         windows,
         prepare="--input data.file",
