@@ -115,17 +115,6 @@ def test_a_layer_that_this_cpu_lacks_in_half_precision_has_a_remedy():
     assert "training.precision: choose fp32" in line
 
 
-@pytest.mark.parametrize(
-    ("words", "reason"),
-    [
-        (("--temperature", "1e-42"), "--temperature: use 0, or 0.001 or more"),
-        (("--seed", str(2**64)), "--seed: use 0 or more, below 2"),
-    ],
-)
-def test_numbers_that_generate_cannot_use_are_one_line(words, reason, tmp_path):
-    one_error(run(render(workload="llm"), "generate", *words, cwd=tmp_path), reason)
-
-
 PAIRS = ["a b c", "b c d", "c d e", "d e a", "e a b"]
 TINY = split("--model.width 16 --model.layers 1 --model.heads 1 --model.hidden 16")
 

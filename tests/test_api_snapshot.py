@@ -51,6 +51,7 @@ def current() -> dict[str, Any]:
     trackers = itertools.cycle(choices("tracker"))
     for workload, tracker in zip(choices("workload"), trackers, strict=False):
         answers = {"workload": workload, "tracker": tracker, "distributed": "ddp"}
+        answers |= {"precision": "fp8"} if workload == "llm" else {}
         project = render(**answers, extras=extras(workload))
         config = imported(project, "config")
         names["config"] |= config.SETTINGS.keys()

@@ -10,15 +10,16 @@ from pathlib import Path
 import pytest
 import torch
 from ranks import free_port
-from rendering import REPOSITORY, render, template
+from rendering import REPOSITORY, questions, render, template
 from terminal import ENTER, Terminal
 from test_distributed import status
 from test_interview import asked
 from test_pages import command_lines
-from test_walk import PROMPTS, SOURCE
 
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
 BIN = Path(sys.executable).parent
+SOURCE = "gh:org/fasttrain-template"  # what the documents call the template
+PROMPTS = [name for name in questions() if name not in ("gpu_compute_capability", "gpu_memory_gb")]
 
 pytestmark = pytest.mark.full
 

@@ -194,7 +194,7 @@ def test_sizes_and_switches_of_a_workload_are_settings(workload):
 
 def planned(key: str, *overrides: str, loader: str = "dataloader", workload: str = "llm") -> Any:
     """(switches by name, rows of --all) on a card."""
-    project = render(workload=workload, loader=loader)
+    project = render(workload=workload, loader=loader, precision="fp8")
     settings = imported(project, "config").load(overrides=[tuple(o.split("=")) for o in overrides])
     module = imported(project, "commands.benchmark")
     major, minor = map(int, gpus()[key]["sm"].split("."))

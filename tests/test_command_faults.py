@@ -47,21 +47,21 @@ def exploding(levels: int = 12) -> str:
 NESTED = "[" * 10_000 + "]" * 10_000
 HOSTILE = {
     "aliases in phases": (
-        f"phases: [{{name: a, steps: 1, overrides: {exploding()}}}]",
+        f"phases: [{exploding()}]",
         "unknown setting 'l0'",
     ),
     "aliases in a profile": (f"profiles: {{a: {exploding()}}}", "unknown setting 'l0'"),
     "an alias of itself": ("profiles: {a: &a {b: *a}}", "recursive"),
     "aliases that nest": (
         "profiles: {a: [&a0 [[[[[[1]]]]]], &a1 [[[[[[*a0]]]]]], &a2 [[[[[[*a1]]]]]], [*a2]]}",
-        "found a list",
+        "found \\[\\[",
     ),
     "brackets": (f"profiles: {NESTED}", "recursion|nesting depth"),
     "blocks": (
         "profiles:\n" + "".join(" " * n + "-\n" for n in range(1, 400)),
         "recursion|nesting depth",
     ),
-    "many values": ("phases: [" + "1, " * 20_000 + "]", "phases.1: "),
+    "many values": ("phases: [" + "1, " * 20_000 + "]", "phases cannot be "),
     "a long number": ("training: {epochs: 0x" + "f" * 5_000 + "}", "a whole number"),
 }
 
@@ -93,7 +93,7 @@ def test_files_of_a_run_and_of_the_project_are_read_in_the_same_way(tmp_path):
     (run_folder / "config.resolved.yaml").write_text(f"estimate: {NESTED}")
     (tmp_path / ".copier-answers.yml").write_text(NESTED)
     for words in (("evaluate",), ("machine",)):
-        one_error(run(TABULAR, *words, cwd=tmp_path), "not YAML")
+        one_error(run(TABULAR, *words, cwd=tmp_path), "as YAML")
     for words in (("report",), ("compare",)):  # of a run with damaged settings, too
         check_run(TABULAR, *words, cwd=tmp_path)
 
@@ -262,7 +262,7 @@ def test_a_compile_mode_with_cuda_graphs_is_refused_with_the_modes_that_accumula
 
 
 def test_watch_says_once_that_it_sees_no_gpu(tmp_path):
-    phases = "phases: [{name: a, steps: 2}, {name: b, steps: 2}]"
+    phases = "phases: [{training.max_steps: 2}, {training.max_steps: 2}]"
     (tmp_path / "config.yaml").write_text(f"model: {{width: 16}}\n{phases}\n")
     said = check_run(TABULAR, "train", cwd=tmp_path).out
     assert said.count("note: watch samples no GPU: ") == 1

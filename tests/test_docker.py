@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 from packaging.specifiers import SpecifierSet
-from rendering import REPOSITORY, render, render_into
-from running import check_run, documented
+from rendering import render, render_into
 
 GPUS = ("auto", "cpu", "v100", "h100", "mi300x")
 WORDS = ("FROM", "RUN", "ARG", "WORKDIR", "COPY", "ENV", "USER", "CMD")
@@ -119,11 +118,3 @@ def test_its_command_starts_a_run_and_then_resumes_it(tmp_path):
     assert "resumed at step 4 of 8" in start()
     assert list((folder / "runs").iterdir()) == [started]
     assert len(list((started / "checkpoints").glob("step-00000008-*"))) == 1
-
-
-@pytest.mark.full
-def test_the_commands_of_the_guide(tmp_path):
-    commands = documented(REPOSITORY / "docs/rented-gpu.md")
-    assert [words[0] for words in commands] == ["doctor", "train", "train", "train"]
-    for words in commands[1:]:
-        check_run(project(), *words, cwd=tmp_path)

@@ -137,7 +137,7 @@ def test_fake_tensors_count_what_a_real_step_does(workload, tmp_path, monkeypatc
     assembled = imported(project, "assemble")
     counting = imported(project, "measure.costs")
     flags = zip(TINY[workload][::2], TINY[workload][1::2], strict=True)
-    overrides = [(name[2:], value) for name, value in flags if "fp8" not in name]
+    overrides = [(name[2:], value) for name, value in flags]
     settings = imported(project, "config").load(overrides=overrides)
     store = assembled.open_store(settings)
     distributed = imported(project, "engine.compute.distributed").Distributed()

@@ -60,7 +60,7 @@ def test_minutes_that_make_no_sense_are_one_line(words, reason, tmp_path):
 
 
 def test_minutes_of_phases_are_refused(tmp_path):
-    (tmp_path / "config.yaml").write_text("phases:\n  - {name: one, steps: 5}\n")
+    (tmp_path / "config.yaml").write_text("phases: [{training.max_steps: 5}]\n")
     done = run(render(workload="tabular"), "train", "--minutes", "1", cwd=tmp_path)
     one_error(done, "its own number of steps")
 

@@ -6,7 +6,6 @@ import os
 import shutil
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -92,27 +91,6 @@ def test_without_a_gpu_it_says_so(tmp_path):
     assert done.err.splitlines()[-1].startswith("error: no GPU")
 
 
-def test_tests_come_first_then_headlines_then_the_rest(run_all, tmp_path, monkeypatch):
-    """Tests that have passed are left out the next time; what fails ends nothing but is named."""
-    called: list[list[str]] = []
-
-    def call(command, **_):
-        called.append([word for word in command[1:] if word != str(tmp_path)])
-        return SimpleNamespace(returncode=int("benchmarks/gpu/graph.py" in command))
-
-    monkeypatch.setattr(run_all.subprocess, "run", call)
-    assert run_all.run_all(tmp_path, rehearse=True) == 1
-    assert called[0][:4] == ["-m", "pytest", "-m", "gpu"]
-    assert called[1][-1] == "--headline" or "--headline" in called[1]
-    files = [Path(words[0]).stem for words in called[1:]]
-    assert set(files) == set(PARTS)
-    assert all("--rehearse" in words for words in called[1:])
-    called.clear()
-    run_all.run_all(tmp_path, rehearse=False)
-    assert called[0][0] == "benchmarks/gpu/llm.py"
-    assert not any("--rehearse" in words for words in called)
-
-
 def test_only_what_was_measured_is_published(run_all, tmp_path):
     """Failed and missing rows stay "not measured yet", on the page and in the headlines."""
     pages = tmp_path / "pages"
@@ -149,10 +127,3 @@ def test_a_rehearsal_is_never_published(run_all, tmp_path):
     (tmp_path / "graph.jsonl").write_text(text.replace(CARD["gpu"], run_all.REHEARSAL))
     with pytest.raises(SystemExit, match="of a rehearsal: there is nothing to publish"):
         run_all.publish(tmp_path, PAGES)
-
-
-def test_carried_projects_are_those_that_benchmarks_ask_for():
-    """With what decides files: answers by default need not be said."""
-    carried = importlib.import_module("gpu").projects()
-    for _, answers in PARTS.values():
-        assert any(answers.items() <= project.items() for project in carried), answers

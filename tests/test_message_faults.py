@@ -1,7 +1,5 @@
 """Lines that blame the wrong thing, or advise what makes it worse."""
 
-import json
-import re
 import shutil
 import time
 from collections.abc import Callable
@@ -146,36 +144,6 @@ ALL = render(
 def test_flags_that_would_be_ignored_or_misread(words, parts, tmp_path):
     one_error(run(ALL, *split(words), cwd=tmp_path), *parts)
     assert {path.name for path in tmp_path.iterdir()} <= {"config.yaml", ".out", ".err", "data"}
-
-
-def test_a_card_may_be_written_in_capitals(tmp_path):
-    words = ("estimate", "--gpu", "H100", "--price", "H100=2", "--json", "--model.width", "8")
-    cards = json.loads(check_run(ALL, *words, cwd=tmp_path).out)
-    assert {card["card"]: card["epoch_price"] is None for card in cards}["h100"] is False
-
-
-@pytest.mark.parametrize("phases", ["[1]", "[{}]", "[{name: a, steps: 1, training.max_steps: 2}]"])
-def test_a_wrong_phase_says_what_a_phase_has(phases, tmp_path):
-    tmp_path.joinpath("config.yaml").write_text(f"phases: {phases}\n")
-    refused = run(ALL, "train", cwd=tmp_path)
-    assert refused.code == 2
-    assert refused.errors()
-    for line in refused.errors():
-        assert re.match(r"error: phases\.1.*: config.yaml: give each phase a name, steps", line)
-
-
-@pytest.mark.parametrize("number", ["0", "x", "-1"])
-def test_a_wrong_number_of_processes_is_one_line(number, tmp_path, monkeypatch):
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", number)
-    one_error(run(ALL, "train", *SHORT, cwd=tmp_path), "LOCAL_WORLD_SIZE: give a number at least 1")
-
-
-@pytest.mark.parametrize("content", [b"", b"- a", b"\xff\xfe\x00"])
-def test_runs_are_compared_despite_damaged_settings(content, tmp_path):
-    check_run(ALL, "train", *SHORT, "--name", "one", cwd=tmp_path)
-    (tmp_path / "runs/one/config.resolved.yaml").write_bytes(content)
-    assert "runs/one" in check_run(ALL, "compare", cwd=tmp_path).out
-    check_run(ALL, "report", cwd=tmp_path)
 
 
 def refuse_to_compile() -> None:

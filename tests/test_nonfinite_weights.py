@@ -135,7 +135,7 @@ def test_all_ranks_end_with_one_line(spoil, spoiled, undisturbed, tmp_path):
 
 def test_a_later_phase_keeps_the_checkpoint_of_the_one_before(spoiled, tmp_path):
     project = spoiled("pytorch")
-    configure(tmp_path, [{"name": "one", "steps": 3}, {"name": "two", "steps": 5}])
+    configure(tmp_path, [{"training.max_steps": 3}, {"training.max_steps": 5}])
     (tmp_path / "spoil").write_text("nan gradient 4")
     words = ("--model.width", "16", "--checkpoint.every_steps", "100")
     one_error(run(project, "train", *words, cwd=tmp_path), "the gradient of step 4 is not finite")

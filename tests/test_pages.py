@@ -18,7 +18,7 @@ from running import PACKAGE, run
 from variants import choices, extras
 
 NEW = ("install", "troubleshooting", "glossary", "comparison", "optimizations", "extras")
-PAGES = ("start", "update", "another-gpu", "measure", "monitor", "several-gpus", *NEW)
+PAGES = ("start", "update", "another-gpu", "rented-gpu", "measure", "monitor", *NEW, "several-gpus")
 NOT_HERE = (
     "accelerate ",
     "docker ",

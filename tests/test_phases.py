@@ -18,9 +18,9 @@ from variants import choices
 
 OPTIONS = ("--model.width", "16", "--monitor.every_steps", "1", "--schedule.warmup_steps", "2")
 PHASES = [
-    {"name": "short", "steps": 12, "overrides": {"data": {"batch_size": 64}}},
-    {"name": "long", "steps": 15, "overrides": {"optimizer.learning_rate": 1e-4}},
-    {"name": "last", "steps": 5, "overrides": {"training.gradient_accumulation_steps": 2}},
+    {"training.max_steps": 12, "data": {"batch_size": 64}},
+    {"training.max_steps": 15, "optimizer.learning_rate": 1e-4},
+    {"training.max_steps": 5, "training.gradient_accumulation_steps": 2},
 ]
 
 
@@ -170,8 +170,7 @@ def test_a_phase_trains_and_evaluates_on_data_of_its_own(tmp_path):
         np.savetxt(tmp_path / f"{name}.csv", table, delimiter=",", header="a,b,target", comments="")
         words = f"--input {name}.csv --target target --task regression --data.path data/{name}"
         check_run(project, "prepare", *words.split(), cwd=tmp_path)
-        overrides = {"data.path": f"data/{name}"}
-        phases.append({"name": name, "steps": steps, "overrides": overrides})
+        phases.append({"training.max_steps": steps, "data.path": f"data/{name}"})
     configure(tmp_path, phases)
 
     options = (*OPTIONS, "--data.batch_size", "64")

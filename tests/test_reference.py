@@ -62,8 +62,6 @@ def test_no_page_is_left_over():
 )
 def test_every_public_name_is_in_the_reference(kind, name, text):
     names = set(SNAPSHOT[kind])
-    if kind == "config":
-        names -= {"phases", "profiles"}  # as blocks of YAML
     assert [public for public in sorted(names) if text.format(public) not in pages()[name]] == []
 
 

@@ -104,7 +104,10 @@ def test_a_range_or_list_is_what_the_schema_says(word, expected):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("lr=1e-4..1e-2", "unknown setting 'lr': --search: did you mean 'optimizer.learning_rate'"),
+        (
+            "lr=1e-4..1e-2",
+            "lr cannot be searched: --search: did you mean 'optimizer.learning_rate'",
+        ),
         ("model.width=0,8", "model.width cannot be '0': --search: give a whole number at least 1"),
         ("model.width=64..8", "not a range: --search: use two numbers, the smaller one first"),
         ("training.precision=fp32..bf16", "not a range: --search"),
@@ -128,7 +131,7 @@ def test_an_error_in_the_space_is_one_line(text, said):
 
 def test_nothing_is_written_after_an_error(place):
     for words, said in (
-        (("lr=1..2",), "unknown setting"),
+        (("lr=1..2",), "lr cannot be searched"),
         ((*SPACE, "--trials", "0"), "--trials"),
         ((*SPACE, "--learning-rate"), "--search, --learning-rate and knobs cannot be combined"),
     ):

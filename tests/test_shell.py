@@ -163,14 +163,6 @@ def test_set_up_takes_torch_from_where_the_card_has_it(
     assert said == ([line] if missed else [])
 
 
-def test_set_up_compiles_where_python_may_not(tmp_path, monkeypatch):
-    project = shell_of(tmp_path / "project")
-    for forbidden in ("", "1"):
-        monkeypatch.setitem(SHELL, "PYTHONDONTWRITEBYTECODE", forbidden)
-        said = shell(project, "make", "--dry-run", "setup")
-        assert ("--no-compile" in said) == (not forbidden)
-
-
 def test_set_up_replaces_a_build_from_another_index(tmp_path):
     """pip would keep it, as its version fits."""
     project = shell_of(tmp_path / "project")

@@ -16,7 +16,7 @@ from shlex import split
 
 import pytest
 from rendering import render
-from running import PACKAGE, Result, Running, check_run, one_error, run, start
+from running import PACKAGE, Result, Running, one_error, run, start
 from test_tier_b import TINY
 from variants import choices
 
@@ -117,36 +117,7 @@ def test_an_installed_package_works_in_the_current_directory_and_says_where_sett
     assert said == f"note: using the settings, data and runs in {tmp_path}/disk\n"
 
 
-# ---- what was typed, what files and the environment say ----
-
-
-# Flags of `train`, and what its one line says; test_config.py has what is wrong in files.
-REFUSED = {
-    "--training.precision fp8": ["fp8", "choose|copier update"],
-    "--resume nonsense": ["no run 'nonsense'", "runs are a"],
-    "--name ../../x": ["not a plain folder name", "use letters"],
-    "--name a": ["run 'a' exists already", "--resume a"],
-    "--resume a --data.batch_size 7": ["samples|batch"],
-}
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """A folder with a run `a`, and a configuration under an odd name."""
-    folder = tmp_path_factory.mktemp("trained")
-    check_run(TABULAR, "train", *SHORT, "--name", "a", "--max-steps", "2", cwd=folder)
-    (folder / "eine Größe").mkdir()
-    (folder / "eine Größe/ü.yaml").write_text("reproducibility: {seed: 9}\n")
-    return folder
-
-
-@pytest.mark.parametrize("flags", REFUSED)
-def test_what_is_wrong_is_one_line_with_a_remedy_and_leaves_nothing(flags, trained):
-    before = files(trained / "runs")
-    length = () if "--resume" in flags else SHORT
-    refused = run(TABULAR, "train", *length, *flags.split(), cwd=trained)
-    one_error(refused, *REFUSED[flags])
-    assert files(trained / "runs") == before
+# ---- what the environment says ----
 
 
 def test_a_folder_of_the_environment_that_is_not_there_is_one_line(tmp_path):
@@ -155,12 +126,6 @@ def test_a_folder_of_the_environment_that_is_not_there_is_one_line(tmp_path):
 
     refused = run(TABULAR, "train", cwd=tmp_path, before=put)
     one_error(refused, "the folder does not exist", "create it, or unset it")
-
-
-def test_a_path_with_a_space_and_other_letters_is_taken(trained):
-    words = ("--print-config", "--config", "eine Größe/ü.yaml")
-    done = run(TABULAR, "train", *words, cwd=trained)
-    assert re.search("seed: 9 .*Größe/ü.yaml", done.out), done.err
 
 
 # ---- signals and neighbours ----

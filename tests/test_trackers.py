@@ -301,28 +301,6 @@ def test_no_server_ends_all_ranks_with_one_line(place):
     assert sum("MLFLOW_TRACKING_URI is not set" in result.err for result in ended) == 1
 
 
-@pytest.mark.parametrize("tracker", TRACKERS[::-1])
-@pytest.mark.first(1)
-def test_each_phase_is_a_tracked_run(tracker, place):
-    config = (render(workload="tabular", tracker=tracker) / "config.yaml").read_text()
-    first = {"name": "first", "steps": 6, "overrides": {"data.batch_size": 64}}
-    second = {"name": "second", "steps": 6, "overrides": {"optimizer.learning_rate": 1e-4}}
-    phases = {"phases": [first, second]}
-    (place / "config.yaml").write_text(yaml.safe_dump(yaml.safe_load(config) | phases))
-    words = ("--model.width", "16", "--monitor.every_steps", "2", "--name", "both")
-    done = train(place, tracker, *words)
-    assert done.code == 0, done.err
-    assert "tracker failed" not in done.out
-    if tracker == "mlflow":
-        client = mlflow.MlflowClient(f"sqlite:///{place / 'mlflow.db'}")
-        experiment = client.get_experiment_by_name("my_training")
-        names = [run.info.run_name for run in client.search_runs([experiment.experiment_id])]
-        assert sorted(names) == ["both/phase-1", "both/phase-2"]
-        return
-    steps = [step for step, _ in tracked(place, tracker)[1]["train/loss"] if step >= 0]
-    assert steps == [1, 2, 4, 6]
-
-
 def test_a_run_that_fails_is_marked_so(place):
     def poison():
         from my_training.engine.run.run import Run  # type: ignore[import-not-found]

@@ -370,18 +370,6 @@ def test_lowest_copier_is_the_one_that_the_template_names():
     assert shown.split()[-1] == settings["_min_copier_version"]
 
 
-@every_copier_of_all
-def test_copy_with_the_answers_of_a_project(upstream, tmp_path, copier):
-    """The documented command for a second project with the same answers."""
-    answers = {"gpu": "h100", "framework": "lightning", "extras": ["pre_commit"]}
-    project = copied(upstream, tmp_path / "project", which=copier, **answers)
-    (command,) = (line for line in copier_commands(UPDATE_PAGE) if "--data-file" in line)
-    words = [in_shell(word, project) for word in shlex.split(command)]
-    assert words[-2] == str(upstream)
-    run_copier(copier, *words[1:], cwd=project)
-    assert content(project / words[-1]) == content(fresh(upstream, tmp_path / "fresh", **answers))
-
-
 def copier_commands(page: Path) -> list[str]:
     """Those of a document, without the comment behind; one may take two lines."""
     lines = map(str.strip, page.read_text(encoding="utf-8").replace("\\\n", " ").splitlines())

@@ -1,31 +1,22 @@
-"""A new user's walk, from the interview to another card, by documented commands alone.
+"""What a rendered README tells a new user to do, by its own commands.
 
-Two things stand for what needs a network: `.venv` is a link to the environment of these tests,
-where `make setup` would make one, and PYTHONPATH names the package that it would install.
+`.venv` is a link to the environment of these tests, where `make setup` would make one, and
+PYTHONPATH names the package that it would install.
 """
 
 import os
 import re
-import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
 import stocks
-from rendering import REPOSITORY, questions, replace, template
+from rendering import render_into, replace
 from running import report_of
-from terminal import ENTER, Terminal
-from test_interview import asked, down
-from test_update import _clean_home, commit  # noqa: F401  # a fixture
 from variants import choices
-
-SOURCE = "gh:org/fasttrain-template"  # what the documents call the template
-DOCUMENTS = [REPOSITORY / "README.md", *(REPOSITORY / "docs").glob("*.md")]
-PROMPTS = [name for name in questions() if name not in ("gpu_compute_capability", "gpu_memory_gb")]
 
 
 def numbers(header: str, rows: int) -> str:
@@ -45,136 +36,65 @@ def windows(path: Path, rows: int) -> None:
         file["targets"] = random.standard_normal((rows, 2), dtype=np.float32)
 
 
-def tables(folder: Path, **files: str) -> None:
-    for name, content in files.items():
-        (
-            folder / name.replace("_csv", ".csv").replace("_tsv", ".tsv").replace("_txt", ".txt")
-        ).write_text(content)
+def files_of(workload: str) -> dict[str, str]:
+    """The texts that the README's commands name, by the names of their files."""
+    series = {
+        name: numbers("time,load,heat", rows) for name, rows in (("series", 900), ("new_rows", 150))
+    }
+    return {
+        "tabular": {"table.csv": numbers("a,b,price", 200), "new_rows.csv": numbers("a,b", 5)},
+        "timeseries": {f"{name}.csv": text for name, text in series.items()},
+        "llm": {"book.txt": "It was a dark and stormy night; the rain fell in torrents. " * 300},
+        "seq2seq": {
+            "pairs.tsv": "".join(f"what is {n}\tit is {n + 1}\n" for n in range(120)),
+            "new.tsv": "what is 7\n",
+        },
+    }.get(workload, {})
 
 
-PAIRS = "".join(f"what is {n}\tit is {n + 1}\n" for n in range(120))
-# The files that each README's commands name.
-OWN: dict[str, Callable[[Path], object]] = {
-    "tabular": lambda at: tables(
-        at, table_csv=numbers("a,b,price", 200), new_rows_csv=numbers("a,b", 5)
-    ),
-    "timeseries": lambda at: tables(
-        at, series_csv=numbers("time,load,heat", 900), new_rows_csv=numbers("time,load,heat", 150)
-    ),
-    "windows": lambda at: (windows(at / "windows.h5", 300), windows(at / "new_windows.h5", 9)),
-    "llm": lambda at: tables(
-        at, book_txt="It was a dark and stormy night; the rain fell in torrents. " * 300
-    ),
-    "seq2seq": lambda at: tables(at, pairs_tsv=PAIRS, new_tsv="what is 7\n"),
-    "graph": lambda at: stocks.write_folder(at / "prices"),
-}
+def write_own_data(workload: str, folder: Path) -> None:
+    for name, text in files_of(workload).items():
+        (folder / name).write_text(text)
+    if workload == "windows":
+        windows(folder / "windows.h5", 300)
+        windows(folder / "new_windows.h5", 9)
+    if workload == "graph":
+        stocks.write_folder(folder / "prices")
 
 
-class Walker:
-    """Runs commands in a shell at the project, if a document, its README or its first message has
-    them."""
-
-    def __init__(self, project: Path, screen: str) -> None:
-        self.project = project
-        self.screen = screen
-        # As `source .venv/bin/activate` does.
-        path = f"{project / '.venv/bin'}{os.pathsep}{os.environ['PATH']}"
-        self.environment = {
-            **os.environ,
-            "PATH": path,
-            "PYTHONPATH": str(project / "src"),
-            "OMP_NUM_THREADS": "1",
-        }
-        for name in ("TRAINING_ROOT", "MAKEFLAGS", "MAKELEVEL", "ARGS"):
-            self.environment.pop(name, None)
-
-    def readme(self) -> str:
-        """As one line, where a command may be broken."""
-        text = (self.project / "README.md").read_text(encoding="utf-8")
-        return re.sub(r"\s*\\\n\s*", " ", text)
-
-    def __call__(self, command: str, arguments: str = "", cwd: Path | None = None) -> str:
-        """What it prints. arguments: of ARGS, or of the command."""
-        listed = re.findall(
-            r"^([a-z-]+):.*## ", (self.project / "Makefile").read_text(encoding="utf-8"), re.M
-        )
-        known = [
-            self.readme(),
-            self.screen,
-            *(f"make {target}" for target in listed),
-        ]  # as `make` lists them
-        known += [page.read_text(encoding="utf-8") for page in DOCUMENTS]
-        assert any(
-            re.search(rf"(?m)(^ *|`){re.escape(command)}($|`| +#|;| )", text) for text in known
-        ), command
-        words = (
-            f'{command} ARGS="{arguments}"' if command.startswith("make") and arguments else command
-        )
-        done = subprocess.run(
-            ["sh", "-c", words],
-            cwd=cwd or self.project,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, f"{words}\n{done.stdout}{done.stderr}"
-        return done.stdout + done.stderr
-
-
-def interview(workload: str, folder: Path) -> Walker:
-    """Answers one question and takes the default of all others; what stands on the screen is done
-    next."""
-    upstream = commit(shutil.copytree(template(), folder / "fasttrain-template"), "1.0.0")
-    copying = f"copier copy {SOURCE} myproj"
-    assert any(copying in page.read_text(encoding="utf-8") for page in DOCUMENTS)
-    words = copying.replace(SOURCE, str(upstream)).split()
-    with Terminal([sys.executable, "-m", *words], folder) as terminal:
-        for question in PROMPTS:
-            asked(terminal, question)
-            if question == "workload":
-                for _ in range(list(choices("workload")).index(workload)):
-                    down(terminal)
-            terminal.press(ENTER)
-        terminal.shows("is ready")
-        screen = "\n".join(terminal.shows("README.md explains"))
-    return Walker(folder / "myproj", screen)
+def shell(project: Path, command: str) -> str:
+    """What a command prints that runs in the activated environment."""
+    environment = {
+        **os.environ,
+        "PATH": f"{project / '.venv/bin'}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(project / "src"),
+        "OMP_NUM_THREADS": "1",
+    }
+    for name in ("TRAINING_ROOT", "MAKEFLAGS", "MAKELEVEL", "ARGS"):
+        environment.pop(name, None)
+    words = ["sh", "-c", command]
+    done = subprocess.run(words, cwd=project, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+    return done.stdout + done.stderr
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("workload", choices("workload"))
-def test_a_new_user_gets_along_by_what_is_documented(workload, tmp_path):
-    do = interview(workload, tmp_path)
-    project = do.project
-    do("git rev-parse 2> /dev/null || git init")
-    do('git add -A . && git commit -m "Start" .')
-    assert "make setup" in do.screen
+def test_a_first_run_then_data_of_your_own(workload, tmp_path):
+    project = render_into(tmp_path / "myproj", workload=workload)
     (project / ".venv").symlink_to(Path(sys.executable).parents[1])
-    assert "finished at step" in do("make try", "--minutes 0.01")
-    do("make report")
+    assert "finished at step" in shell(project, 'make try ARGS="--minutes 0.01"')
+    shell(project, "make report")
     assert "validation" in report_of(project)
 
-    # Data of their own, by the three lines of the README, and a run that ends before its time.
-    OWN[workload](project)
-    block = do.readme().partition("## Your data\n")[2].partition("```sh\n")[2].partition("\n```")[0]
+    write_own_data(workload, project)
+    readme = re.sub(r"\s*\\\n\s*", " ", (project / "README.md").read_text(encoding="utf-8"))
+    block = readme.partition("## Your data\n")[2].partition("```sh\n")[2].partition("\n```")[0]
     prepare, train, predict = (line.strip() for line in block.splitlines())
-    assert "next: " in do(prepare)
+    assert "next: " in shell(project, prepare)
     replace(project / "config.yaml", "\n  max_steps: 0\n", "\n  max_steps: 6\n")
-    replace(project / "config.yaml", "\n  every_steps: 50\n", "\n  every_steps: 1\n")
     assert train == "make train evaluate"
-    assert "stopped at step 3 of 6" in do("make train", "--max-steps 3")
-    do("make evaluate")
-    do(predict)
-
-    # Another card and an extra, by the commands of the README.
-    do("git add -A")
-    commit(project)
-    do("copier update --defaults -r :current: -d gpu=h100")
-    assert "H100" in do.readme()
-    commit(project)
-    (extra,) = re.findall(
-        r"copier update --defaults -r :current: -d 'extras=\[check\]'", do.readme()
-    )
-    do(extra)
-    assert any(project.glob("src/*/commands/check.py"))
-    assert do("git ls-files -u").strip() == ""
-    assert "finished at step 6 of 6" in do("make train", "--resume")
+    assert "stopped at step 3 of 6" in shell(project, 'make train ARGS="--max-steps 3"')
+    shell(project, "make evaluate")
+    shell(project, predict)
+    assert "finished at step 6 of 6" in shell(project, 'make train ARGS="--resume"')

@@ -174,9 +174,8 @@ def test_a_resumed_run_continues_from_its_own_weights(framework, place):
 def test_frozen_weights_stay_and_a_phase_trains_them(framework, place):
     """No update, no weight decay, nothing in the optimizer; over phases bit for bit."""
     start = tensors(place)
-    frozen = {"training.freeze": ["first.*", "layers.0.*", "*.bias"]}
-    head = {"name": "head", "steps": 4, "overrides": frozen}
-    write_phases(place, head, {"name": "all", "steps": 4})
+    head = {"training.max_steps": 4, "training.freeze": ["first.*", "layers.0.*", "*.bias"]}
+    write_phases(place, head, {"training.max_steps": 4})
     words = (*WORDS, FROM, "source", "--optimizer.weight_decay", "0.5")
     result = train(place, *words, "--phase", "1", framework=framework)
     assert result.code == 0, result.err[-2000:]
@@ -201,11 +200,8 @@ def test_wrong_patterns_and_phases_are_one_line(place):
     one_error(unknown, "no weight's name matches 'lost.*'", "training.freeze", "first.weight")
     every = train(place, *WORDS, "--training.freeze", "*")
     one_error(every, "every weight is frozen", "training.freeze")
-    overrides = {"training.init_from": "source"}
-    write_phases(
-        place, {"name": "a", "steps": 2}, {"name": "b", "steps": 2, "overrides": overrides}
-    )
-    one_error(train(place), "training.init_from is source", "phase")
+    write_phases(place, {}, {"training.init_from": "source"})
+    one_error(train(place), "phase cannot change training.init_from: config.yaml phase 2")
 
 
 @pytest.mark.parametrize("distributed", ["fsdp", "ddp"])

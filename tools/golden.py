@@ -181,11 +181,12 @@ class Trials:
     def flags(self, tree: Tree, cell: Cell) -> list[str]:
         """Small sizes, a row of metrics each step, and the defaults of the version that is
         followed."""
-        from test_tier_b import TINY
+        from test_tier_b import EMULATED, TINY
 
         every = str(max(self.steps // 2, 1))
         words = [
             *TINY[cell.workload],
+            *(EMULATED if cell.precision == "fp8" else ()),
             "--training.precision",
             cell.precision,
             "--monitor.every_steps",

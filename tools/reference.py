@@ -52,18 +52,23 @@ def texts() -> dict[str, Any]:
 
 
 @functools.cache
-def project(workload: str, tracker: str = "none", loader: str = "") -> Path:
+def project(
+    workload: str, tracker: str = "none", loader: str = "", precision: str = "auto"
+) -> Path:
     """A project with every extra, for several processes. loader: "" for the workload's own."""
     answers = {"loader": loader} if loader else {}
-    return render(
-        workload=workload, tracker=tracker, distributed="ddp", extras=extras(workload), **answers
-    )
+    answers |= {"tracker": tracker, "precision": precision, "distributed": "ddp"}
+    return render(workload=workload, extras=extras(workload), **answers)
 
 
 def module(
-    name: str, workload: str = ALL[0], tracker: str = "none", loader: str = ""
+    name: str,
+    workload: str = ALL[0],
+    tracker: str = "none",
+    loader: str = "",
+    precision: str = "auto",
 ) -> ModuleType:
-    return imported(project(workload, tracker, loader), name)
+    return imported(project(workload, tracker, loader, precision), name)
 
 
 # --- Markdown
@@ -136,12 +141,15 @@ class Place(NamedTuple):
     workload: str
     tracker: str
     loader: str
+    precision: str = "auto"
 
 
+FP8 = "training.fp8_emulation"
 Variants = dict[Described, list[Place]]
 PLACES = [
     *(Place(workload, "none", "memmap") for workload in ALL),
     *(Place(ALL[0], tracker, "memmap") for tracker in SERVERS),
+    *(Place(workload, "none", "memmap", "fp8") for workload in ("llm", "seq2seq")),
     *(Place(workload, "none", loader) for workload in ALL for loader in ("chunk", "dataloader")),
 ]
 
@@ -166,6 +174,8 @@ def all_settings() -> dict[str, Variants]:
         for key, setting in module("config", *place).SETTINGS.items():
             if place.tracker != "none" and not key.startswith("tracker."):
                 continue
+            if place.precision != "auto" and key != FP8:
+                continue
             known = settings.get(key, {})
             if any(other.loader != place.loader for others in known.values() for other in others):
                 continue
@@ -181,6 +191,7 @@ def needs() -> dict[str, str]:
     """By section of config.yaml, or setting: the extra, or the trackers, that a project has it from."""
     sections = {"tracker": f"tracker {' or '.join(SERVERS)}", "data.stride": "extra `lanes`"}
     sections["data.chunk_size_gb"] = "loader `chunk`"
+    sections[FP8] = "answer `precision: fp8`"
     for name in ("num_workers", "prefetch_factor", "persistent_workers"):
         sections[f"data.{name}"] = "loader `dataloader`"
     for section in ("watch", "ema", "estimate"):
@@ -200,7 +211,7 @@ def switched(name: str) -> str:
     if name not in switches:
         return code(key)
     lines = []
-    for value, stands_for in enumerate(switches[name]):
+    for value, stands_for in switches[name].items():
         if stands_for:
             lines.append(f"`{name}={value}`: {code(f'{key}: {stands_for}')}")
     return "; ".join(lines)
@@ -262,14 +273,10 @@ def settings_page() -> str:
         if name != section:
             section = name
             paragraphs.append(f"## {section}")
-        if "." in key:
-            paragraphs.append(setting_entry(key, variants))
-        else:
-            lines = lines_above(key)
-            if key == "profiles":
-                lines = profiles_of_default()
-                paragraphs.append(texts()["profiles"].strip())
-            paragraphs.append(block(lines, "yaml"))
+        paragraphs.append(setting_entry(key, variants))
+    paragraphs += ["## phases", block(lines_above("phases"), "yaml")]
+    paragraphs += ["## profiles", texts()["profiles"].strip()]
+    paragraphs.append(block(profiles_of_default(), "yaml"))
     return page("Settings", "settings", *paragraphs)
 
 

@@ -51,8 +51,7 @@ def settings_of(place: Place) -> dict[str, str]:
         answers["extras"] = [place.part]
     settings = {}
     for key, field in imported(render(**answers), "config").SETTINGS.items():
-        if "." in key:
-            settings[key] = lines_of(key.partition(".")[2], field)
+        settings[key] = lines_of(key.partition(".")[2], field)
     return settings
 
 

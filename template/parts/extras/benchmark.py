@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
 
-from ..engine.compute.gpus import Card, features, resolve_precision
+from ..engine.compute.gpus import Card, chosen_precision, features
 from ..engine.errors import UserError
 from ..measure.measurements import Measurements, Plan, environment
 from ..measure.trials import LOADER, Overrides, Trials, card_here
@@ -155,10 +155,7 @@ class Switches:
         self.card = card
         self.known: list[Switch] = []
         self.no_gpu = "" if card.capability else "there is no GPU"
-        training = settings.training
-        self.precision, _ = resolve_precision(
-            training.precision, card.capability, card.hip, training.fp8_emulation
-        )
+        self.precision, _ = chosen_precision(settings, card)
         self.compiled, _ = compiles(settings, card.capability)
         # The values that `auto` resolves to here.
         self.resolved: Overrides = {
@@ -197,6 +194,8 @@ class Switches:
             why_not = ""
             if precision not in native and precision != self.precision:
                 why_not = self.no_gpu or f"{self.card.name} does not support {precision}"
+            elif name == "fp8" and "training.fp8_emulation" not in self.settings.origins:
+                why_not = "this project was made without fp8"
             # bf16 includes TF32, and fp8 includes both.
             enabled = rungs.index(self.precision) >= rungs.index(precision)
             rung = Switch(name, {PRECISION: below}, {PRECISION: precision}, why_not, enabled)

@@ -20,11 +20,8 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import yaml
-
 from ..engine.errors import UserError
 from ..engine.files import lock, read_json, write_json, write_text
-from ..engine.settings.config import put
 from .search_page import Found, Row, words, write_page
 from .search_space import Space, inside, parse, tidy
 from .search_training import JOURNAL, RESULT, STARTING_TRIALS, STOPPED, TAKEN, launch, study_in
@@ -162,8 +159,8 @@ class Searcher:
         """Write all settings of a training into its folder."""
         job.folder.mkdir(exist_ok=True)
         fixed: Overrides = {"monitor.progress": False}
-        tree = put(self.settings.resolved(), fixed | job.overrides)
-        write_text(job.folder / SETTINGS, yaml.safe_dump(tree, sort_keys=False))
+        settings = self.settings.replaced(fixed | job.overrides, "trial")
+        write_text(job.folder / SETTINGS, settings.to_yaml())
         return job
 
     def settle(self) -> None:

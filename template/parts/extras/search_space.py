@@ -6,13 +6,13 @@ model.width=32,64,128                one of these values
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-from ..config import Settings
-from ..engine.settings.sources import Sources
+from ..config import SETTINGS, Settings
+from ..engine.errors import UserError, UserErrors
+from ..engine.settings.sources import merge, suggestion
 from .trials import Overrides
 
 Distribution = CategoricalDistribution | FloatDistribution | IntDistribution
@@ -32,61 +32,60 @@ def parse(words: str, settings: Settings) -> Space:
 
     settings: the values of the other keys. Raises `UserErrors` with all errors.
     """
-    sources = Sources(Settings)
+    errors: list[UserError] = []
     space = Space()
     for word in words.split():
-        parse_word(word, settings, sources, space)
+        parse_word(word, settings, errors, space)
     if not words.split():
-        sources.add_error("nothing to search", FLAG, "write KEY=LOW..HIGH or KEY=VALUE,VALUE")
-    sources.reject()
+        remedy = "write KEY=LOW..HIGH or KEY=VALUE,VALUE"
+        errors.append(UserError("nothing to search", FLAG, remedy))
+    if errors:
+        raise UserErrors(errors)
     return space
 
 
-def parse_word(word: str, settings: Settings, sources: Sources[Settings], space: Space) -> None:
-    """Add one key to the space, or note its errors."""
+def parse_word(word: str, settings: Settings, errors: list[UserError], space: Space) -> None:
+    """Add one key to the space, or its errors to the others."""
     key, _, text = word.partition("=")
     obstacle = obstacle_to(key, space)
     if obstacle:
-        sources.add_error(f"{key} cannot be searched", FLAG, obstacle)
+        errors.append(UserError(f"{key} cannot be searched", FLAG, obstacle))
         return
 
     low, dots, high = text.partition("..")
-    setting = sources.settings.get(key)
+    setting = SETTINGS.get(key)
     is_text = setting is not None and setting.annotation is str  # a path may have two dots
     is_range = bool(dots) and not is_text
-    values = read_values(sources, key, (low, high) if is_range else text.split(","))
-    if not values:
-        return
+    texts = (low, high) if is_range else text.split(",")
+    num_errors = len(errors)
+    variants = []
+    for text in texts:
+        variants.append(merge(settings, {key: text}, FLAG, errors))
+        if len(errors) > num_errors:
+            return
+    values = [variant.value(key) for variant in variants]
     if is_range and is_increasing(values):
         space[key] = between(*values)
     elif is_range:
         remedy = "use two numbers, the smaller one first"
-        sources.add_error(f"{word} is not a range", FLAG, remedy)
+        errors.append(UserError(f"{word} is not a range", FLAG, remedy))
     elif len({repr(value) for value in values}) < 2:
         remedy = f"write {key}=LOW..HIGH or {key}=VALUE,VALUE"
-        sources.add_error(f"{word} has only one value", FLAG, remedy)
+        errors.append(UserError(f"{word} has only one value", FLAG, remedy))
     else:
         space[key] = CategoricalDistribution(list(dict.fromkeys(values)))
     # Report conflicts of a single key here; conflicts of several keys end their trial.
-    for value in values:
-        for what, _, remedy in settings.replaced({key: value}, FLAG).conflicts():
-            sources.add_error(what, FLAG, remedy)
-
-
-def read_values(sources: Sources[Settings], key: str, texts: Sequence[str]) -> list[Any]:
-    """Return the values; an empty list if one of them is invalid."""
-    layers = [sources.check({key: text}, FLAG) for text in texts]
-    if not all(layers):
-        return []
-    return [sources.build(layer, FLAG).value(key) for layer in layers]
+    for variant in variants:
+        for what, _, remedy in variant.conflicts():
+            errors.append(UserError(what, FLAG, remedy))
 
 
 def obstacle_to(key: str, space: Space) -> str:
     """Return why a setting cannot be searched; empty if it can."""
     if key in FIXED:
         return FIXED[key]
-    if key in ("phases", "profiles"):
-        return "it is not a setting in a section"
+    if key not in SETTINGS:
+        return suggestion(key, SETTINGS)
     if key in space:
         return "it occurs twice"
     return ""

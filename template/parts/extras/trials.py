@@ -16,13 +16,10 @@ from pathlib import Path
 from statistics import mean, median, quantiles
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from ..engine.compute.gpus import Card, this_card
 from ..engine.errors import UserError
 from ..engine.files import read_json
 from ..engine.log.record import Record
-from ..engine.settings.config import put
 
 if TYPE_CHECKING:
     from ..engine.settings.config import Settings
@@ -89,12 +86,11 @@ class Trials:
             **overrides,
         }
         loader = values.pop(LOADER, "own")
-        tree = put(self.settings.resolved(), values)
+        settings = self.settings.replaced(values, "trial")
         with tempfile.TemporaryDirectory(prefix="trial-") as name:
             folder = Path(name)
             start_time = time.time()
-            settings = yaml.safe_dump(tree, sort_keys=False)
-            (folder / SETTINGS).write_text(settings, encoding="utf-8")
+            (folder / SETTINGS).write_text(settings.to_yaml(), encoding="utf-8")
             code, resident = launch(loader, folder)
             rows = Record(folder / "runs/trial").training
             if code or not rows or rows[-1]["step"] < num_steps:

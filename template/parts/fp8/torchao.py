@@ -10,14 +10,29 @@ from __future__ import annotations
 
 import logging
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from torch import Tensor, nn
-from torch.nn import functional
+from ..settings import config
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 WHEN = "evaluation in bf16; slower than bf16 without compile and on small models"
 MULTIPLE = 16  # the hardware requires multiples of it in both sizes of a matrix
 LEAST = 128  # smaller matrices lose more by scaling than they gain
+
+
+class Training(config.Training):
+    """How long, in which precision, and what a step is made of."""
+
+    # mypy does not want a wider type in a subclass.
+    precision: Literal["auto", "fp32", "tf32", "fp16", "bf16", "fp8"] = "auto"  # type: ignore[assignment]
+    """auto: bf16 on GPUs with compute capability 8.0 or higher, fp16 on 7.x, fp32 on other GPUs and
+    on a CPU. Or set fp32, tf32, fp16, bf16 or fp8."""
+
+    fp8_emulation: bool = False
+    """Round as fp8 does on any device. This is slow, and only for tests without such a GPU. No
+    effect unless `precision` is fp8."""
 
 
 def convert(model: Any, emulate: bool = False) -> int:
@@ -25,6 +40,8 @@ def convert(model: Any, emulate: bool = False) -> int:
 
     emulate: round as fp8 does and multiply in the layers' own precision, on any device, for tests.
     """
+    from torch.nn import functional
+
     with warnings.catch_warnings():
         # torchao warns about inference kernels that this build of torch does not have.
         warnings.simplefilter("ignore")
@@ -60,7 +77,9 @@ def convert(model: Any, emulate: bool = False) -> int:
     return converted
 
 
-def fits(layer: nn.Module, least: int = LEAST) -> bool:
+def fits(layer: Any, least: int = LEAST) -> bool:
     """Whether fp8 is a gain for a layer. It is none for a head, which is not in a block."""
+    from torch import nn
+
     sizes = (layer.in_features, layer.out_features) if isinstance(layer, nn.Linear) else (0,)
     return min(sizes) >= least and all(size % MULTIPLE == 0 for size in sizes)

@@ -156,19 +156,14 @@ def check(arguments: argparse.Namespace) -> None:
 def report(store: StoreWriter, tokenizer: Tokenizer, num_copies: int) -> None:
     """Print a summary of the files and the tokens."""
     source = store.source
-    files = with_copies(source["files"], num_copies)
-    documents = with_copies(store.facts["documents"], source["copies"])
     sizes = [f"{last - first:,} {name}" for name, (first, last) in store.splits.items()]
-    print(f"{'files:':14}{files}, split by {source['split_by']}")
-    print(f"{'documents:':14}{documents}")
+    print(f"{'files:':14}{source['files']:,}, split by {source['split_by']}")
+    print(f"{'documents:':14}{store.facts['documents']:,}")
     print(f"{'vocabulary:':14}{tokenizer.end + 1:,} ({tokenizer.kind})")
     print(f"{'tokens:':14}{', '.join(sizes)}")
-
-
-def with_copies(count: int, num_copies: int) -> str:
-    """Return a count, and how many copies it does not include."""
-    left_out = f", copies left out: {num_copies:,}" if num_copies else ""
-    return f"{count:,}{left_out}"
+    for what, count in (("files", num_copies), ("documents", source["copies"])):
+        if count:
+            print(f"{'note:':14}copies of other {what}, left out: {count:,}")
 
 
 def find_files(path: Path, pattern: str) -> tuple[list[Path], int]:

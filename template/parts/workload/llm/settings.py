@@ -110,18 +110,13 @@ class Model(Section):
     def conflicts(self) -> Iterator[tuple[str, list[str], str]]:
         """Yield combinations of values that do not fit together."""
         _, heads, width = self.shape
+        sizes = ["model.size", "model.heads", "model.width"]
         if width % heads:
             remedy = f"choose a multiple of {heads}, or another number of heads"
-            yield f"model.width {width} is not divisible by {heads} heads", _given(self), remedy
+            yield f"model.width {width} is not divisible by {heads} heads", sizes, remedy
         elif self.positions == "rotary" and width // heads % 2:
             what = f"rotary positions need pairs, but a head has {width // heads} numbers"
-            yield what, [*_given(self), "model.positions"], "choose an even width per head"
-
-
-def _given(model: Model) -> list[str]:
-    return [
-        f"model.{name}" for name in ("size", "heads", "width") if name in model.model_fields_set
-    ]
+            yield what, sizes, "choose an even width per head"
 
 
 class Sections(config.Settings):

@@ -55,14 +55,12 @@ def examples(batch: Batch, predictions: Batch, project: Project) -> dict[str, Fi
 
 
 def scatter(target: np.ndarray, prediction: np.ndarray, name: str) -> Figure:
-    """Plot predictions against truth, and a histogram of the errors; both (N,)."""
-    figure = Figure(figsize=(11, 4.2), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    tidy(left, f"{name}: prediction against truth, {len(target):,} rows", "truth", "prediction")
-    left.scatter(target, prediction, s=8, alpha=0.35, linewidths=0)
-    left.axline((target.mean(), target.mean()), slope=1, color="0.3", linewidth=1)
-    tidy(right, "errors", "prediction less truth", "rows")
-    right.hist(prediction - target, bins=50, color="C1")
+    """Plot predictions against truth, both (N,)."""
+    figure = Figure(figsize=(6, 5), layout="constrained")
+    axes = figure.subplots()
+    tidy(axes, f"{name}: prediction against truth, {len(target):,} rows", "truth", "prediction")
+    axes.scatter(target, prediction, s=8, alpha=0.35, linewidths=0)
+    axes.axline((target.mean(), target.mean()), slope=1, color="0.3", linewidth=1)
     return figure
 
 

@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from .config import ENVIRONMENT, SETTINGS, Settings, load
-from .engine.errors import UserError, UserErrors
+from .engine.errors import RANK, UserError, UserErrors, note
 from .engine.plugins import names
 from .engine.run.explanations import explain
 from .engine.runs import ROOT, prepare_process, project_root, typed_path
@@ -27,7 +27,6 @@ from .engine.settings.sources import suggestion
 from .engine.signals import end, listen
 
 CONFIG = Path("config.yaml")
-RANK = os.environ.get("RANK", "0")  # what all processes of a run know is printed by rank 0
 TOGETHER = ("train", "evaluate")  # commands that can run in several processes
 INTERRUPTED = 128 + 2  # the exit code that shells use for SIGINT
 CLOSED = 128 + 13  # and for SIGPIPE
@@ -66,11 +65,6 @@ def print_error(error: UserError) -> None:
         print(f"error: {process}{line}", file=sys.stderr)
 
 
-def print_note(note: str) -> None:
-    if RANK == "0":
-        print(f"note: {note}", file=sys.stderr)
-
-
 def run(words: list[str]) -> int:
     """Find the command, load its settings and run it.
 
@@ -84,16 +78,15 @@ def run(words: list[str]) -> int:
     check_command(name)
     prepare_process()
     command = import_command(name)
-    overrides, own = split(words[1:])
     parser = make_parser(name, command)
     try:
-        arguments, unknown = parser.parse_known_args(own)
+        arguments, unknown = parser.parse_known_args(map(normalized, words[1:]))
     except SystemExit:  # after --help
         return 0
     enter_root()
 
     errors = parser.explain(unknown)
-    settings = partial(load_settings, arguments, overrides, errors)
+    settings = partial(load_settings, arguments, errors)
     if errors or arguments.print_config:
         print(settings().to_yaml(), end="")  # raises the errors, if there are any
         return 0
@@ -126,13 +119,12 @@ def import_command(name: str) -> ModuleType:
     seconds = time.process_time() - start_time
     if seconds > 1:
         remedy = "import torch inside its functions"
-        print_note(f"commands/{name}.py takes {seconds:.1f} s to import: {remedy}")
+        note(f"commands/{name}.py takes {seconds:.1f} s to import: {remedy}")
     return command
 
 
 def load_settings(
     arguments: argparse.Namespace,
-    overrides: list[tuple[str, str]],
     errors: list[UserError],
     base: Path | None = None,
 ) -> Settings:
@@ -146,15 +138,13 @@ def load_settings(
     settings = load(
         base or config,
         arguments.profile,
-        overrides,
+        [(key, text) for key, text in vars(arguments).items() if key in SETTINGS],
         os.environ,
         resolved=base is not None,
         errors=errors,
     )
-    for note in settings.notes:
-        print_note(note)
     if base is None and config is None:
-        print_note(f"no {CONFIG} in {Path.cwd()}: all settings have their defaults")
+        note(f"no {CONFIG} in {Path.cwd()}: all settings have their defaults")
     return settings
 
 
@@ -168,41 +158,21 @@ def enter_root() -> None:
         raise UserError("the folder does not exist", f"${ROOT} {root}", "create it, or unset it")
     if not root.samefile(Path.cwd()):
         os.chdir(root)
-        print_note(f"using the settings, data and runs in {root}")
+        note(f"using the settings, data and runs in {root}")
 
 
 # --- the command line
 
 
-def split(words: list[str]) -> tuple[list[tuple[str, str]], list[str]]:
-    """Separate the settings, `--section.key value`, from the words of a command.
-
-    `-` and `_` in a flag mean the same.
-    """
-    settings = []
-    own = []
-    remaining = iter(words)
-    for word in remaining:
-        flag, equals, value = word.partition("=")
-        if not flag.startswith("--"):
-            own.append(word)
-        elif "." not in flag:
-            own.append(f"{flag.replace('_', '-')}{equals}{value}")
-        else:
-            text = value if equals else next(remaining, "--")
-            if text.startswith("--"):
-                raise UserError("a value is missing", "command line", f"write {flag} VALUE")
-            settings.append((flag.removeprefix("--").replace("-", "_"), text))
-    return settings, own
+def normalized(word: str) -> str:
+    """Write the flag of a setting with `_`: `--data.batch-size=4` is `--data.batch_size=4`."""
+    flag, equals, value = word.partition("=")
+    is_setting = flag.startswith("--") and "." in flag
+    return f"--{flag[2:].replace('-', '_')}{equals}{value}" if is_setting else word
 
 
 class Parser(argparse.ArgumentParser):
     """An ArgumentParser that raises its errors as `UserError`."""
-
-    def add_argument(self, *names: str, **options: Any) -> argparse.Action:
-        """Declare an argument; `_` in a flag becomes `-`, as `split` writes it."""
-        spelled = [name.replace("_", "-") if name[:2] == "--" else name for name in names]
-        return super().add_argument(*spelled, **options)
 
     def error(self, message: str) -> NoReturn:
         raise UserError(message, "command line", f"see `{self.prog} --help`")
@@ -210,7 +180,7 @@ class Parser(argparse.ArgumentParser):
     def explain(self, unknown: list[str]) -> list[UserError]:
         """Return an error for each flag that argparse did not understand, or for a stray word."""
         flags = [word.partition("=")[0] for word in unknown if word.startswith("-")]
-        known = [*self._option_string_actions, *(f"--{key}" for key in SETTINGS)]
+        known = self._option_string_actions
         return [
             UserError(f"unknown option {word!r}", "command line", suggestion(word, known))
             for word in flags or unknown
@@ -221,6 +191,7 @@ def make_parser(name: str, command: ModuleType) -> Parser:
     """Make a command's parser: the flags of every command, then its own."""
     parser = Parser(
         prog=f"python -m {__package__} {name}",
+        usage="%(prog)s [options] [--section.key VALUE ...]",
         description=(command.__doc__ or "").partition("\n")[0],
         epilog="A flag takes precedence over the environment, and the environment over the file.",
         allow_abbrev=False,
@@ -231,10 +202,7 @@ def make_parser(name: str, command: ModuleType) -> Parser:
     add("--print-config", action="store_true", help="print every setting with its origin, and exit")
     add("--debug", action="store_true", help="show the traceback of an error")
     command.arguments(parser)
-    usage = parser.format_usage().partition("usage: ")[2].rstrip()
-    parser.usage = f"{usage} [--section.key VALUE ...]"
-    if name == "train":
-        describe_settings(parser)
+    add_settings(parser, described=name == "train")
     return parser
 
 
@@ -251,20 +219,20 @@ def overview() -> str:
     return "\n".join(lines)
 
 
-def describe_settings(parser: argparse.ArgumentParser) -> None:
-    """Describe every setting in the help of a command: values, default, environment, meaning."""
-    group = parser.add_argument_group("settings", "Each of them is a flag of every command.")
+def add_settings(parser: argparse.ArgumentParser, described: bool) -> None:
+    """Make every setting a flag; describe it with its values, default, environment and meaning."""
+    group: Any = parser
+    if described:
+        group = parser.add_argument_group("settings", "Each of them is a flag of every command.")
     for key, setting in SETTINGS.items():
-        if "." not in key:
-            continue
-        default = setting.default
-        if isinstance(default, bool):
-            default = str(default).lower()
-        variables = [f", ${name}" for name, target in ENVIRONMENT.items() if target == key]
-        values = allowed(setting.annotation, setting.metadata)
-        text = f"{values} (default {default}{''.join(variables)}) {setting.description or ''}"
+        text = argparse.SUPPRESS
+        if described:
+            values = allowed(setting.annotation, setting.metadata)
+            variables = [f", ${name}" for name, target in ENVIRONMENT.items() if target == key]
+            text = f"{values} (default {setting.default}{''.join(variables)}) {setting.description}"
         # In a help text of argparse, `%` starts a placeholder.
-        group.add_argument(f"--{key}", metavar="VALUE", help=text.replace("%", "%%"))
+        help_text = text.replace("%", "%%")
+        group.add_argument(f"--{key}", metavar="VALUE", default=argparse.SUPPRESS, help=help_text)
 
 
 if __name__ == "__main__":

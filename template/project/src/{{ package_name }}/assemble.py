@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from . import dataset
 from .engine.compute import optimization
-from .engine.compute.gpus import resolve_precision, this_card
+from .engine.compute.gpus import chosen_precision, this_card
 from .engine.compute.precision import Precision
 from .engine.data.loader import Loader
 from .engine.data.store import MANIFEST, SYNTHETIC, Store
-from .engine.errors import UserError
 from .engine.plugins import discover
 from .engine.run.dry_run import check_model
 from .engine.run.progress import seed_everything
@@ -58,9 +57,7 @@ def assemble(settings: Settings, distributed: Distributed, store: Store) -> Proj
     seed_everything(seed)
     optimization.set_deterministic(settings.reproducibility.deterministic, training.cudnn_benchmark)
     card = this_card(device)
-    name, why = resolve_precision(
-        training.precision, card.capability, card.hip, training.fp8_emulation
-    )
+    name, why = chosen_precision(settings, card)
     precision = Precision(name, device)
     # By optimization: its state and the reason.
     decided = {"precision": (name, why), "fused optimizer": is_fused(settings)}
@@ -69,8 +66,10 @@ def assemble(settings: Settings, distributed: Distributed, store: Store) -> Proj
     model: Any = build_model(all_settings, store.facts)  # 1
     check_model(model)
     model = model.to(device)
-    if name == "fp8":  # 2
-        decided["fp8"] = convert_to_fp8(model, training.fp8_emulation)
+    for module in discover("engine.compute", "convert"):  # 2
+        if name == "fp8":
+            num_layers = module.convert(model, all_settings.training.fp8_emulation)
+            decided["fp8"] = f"{num_layers} layers", module.WHEN
     if training.freeze:  # 3
         decided["frozen weights"] = freeze(model, training.freeze)
     if training.gradient_checkpointing:  # 4
@@ -93,11 +92,3 @@ def assemble(settings: Settings, distributed: Distributed, store: Store) -> Proj
         build_optimizer,
         optimization.describe(settings, distributed, decided),
     )
-
-
-def convert_to_fp8(model: Any, emulate: bool) -> tuple[str, str]:
-    """Make layers of the model multiply in fp8. Raises `UserError` if the project has no fp8."""
-    for module in discover("engine.compute", "convert"):
-        return f"{module.convert(model, emulate)} layers", module.WHEN
-    remedy = "choose auto, or run `copier update --defaults -r :current: -d precision=fp8`"
-    raise UserError("this project was made without fp8", "training.precision fp8", remedy)

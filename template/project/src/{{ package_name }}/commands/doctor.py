@@ -9,7 +9,7 @@ import argparse
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ..engine.compute.gpus import resolve_precision, this_card
+from ..engine.compute.gpus import chosen_precision, this_card
 from ..engine.errors import UserError
 from ..engine.run.environment import device_line, versions
 from ..engine.run.explanations import explain
@@ -72,11 +72,7 @@ def check_precision(settings: Settings, device: torch.device) -> str:
     """Set the precision as training does."""
     from ..engine.compute.precision import Precision
 
-    training = settings.training
-    card = this_card(device)
-    name, why = resolve_precision(
-        training.precision, card.capability, card.hip, training.fp8_emulation
-    )
+    name, why = chosen_precision(settings, this_card(device))
     Precision(name, device)
     return f"{name}: {why}"
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
+import sys
+from functools import cache
 
+RANK = os.environ.get("RANK", "0")
 PASSWORD = re.compile(r"(:/+)([^/\s]*:\S*|[^/\s]*)@")  # `user:password@` of a URL
 
 
@@ -39,3 +43,13 @@ class NonFinite(Exception):
         self.kind = kind  # loss | gradient
         self.step = step
         self.rank = rank
+
+
+@cache
+def note(text: str) -> None:
+    """Print, once, what the user should read though nothing is wrong.
+
+    All processes of a run know it, so rank 0 prints it.
+    """
+    if RANK == "0":
+        print(f"note: {text}", file=sys.stderr)

@@ -17,6 +17,8 @@ from ..errors import UserError
 if TYPE_CHECKING:
     import torch
 
+    from ..settings.config import Settings
+
 TABLE = Path(__file__).with_name("gpus.yml")
 # First capability with tensor cores for each format: NVIDIA Volta, Ampere, Ada.
 FIRST = {"fp16": (7, 0), "bf16": (8, 0), "tf32": (8, 0), "fp8": (8, 9)}
@@ -106,6 +108,13 @@ def match(card: Card) -> tuple[Gpu | None, str]:
         return matching[0], f"{name} is {matching[0].label}"
     size = f"{card.memory_gb:.1f} GB, {card.sm_count} multiprocessors"
     return None, f"{name} with {size} is not in the table of GPUs"
+
+
+def chosen_precision(settings: Settings, card: Card) -> tuple[str, str]:
+    """Return the precision of a training on a card, and why; `UserError` if it has none such."""
+    training = settings.training
+    emulate = getattr(training, "fp8_emulation", False)  # a setting of projects with fp8
+    return resolve_precision(training.precision, card.capability, card.hip, emulate)
 
 
 def resolve_precision(

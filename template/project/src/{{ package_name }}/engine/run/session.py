@@ -100,7 +100,7 @@ class Session:
 
     def _introduce(self, run: Run) -> None:
         """Print what is trained and how; write it to the run's folder."""
-        notes = [*self.settings.notes, *run.notes]
+        notes = [*run.notes]
         notes += run.project.startup_notes(run.loader, run.validation)
         if self.resumed:
             run.log.line(f"resumed at step {run.step} of {run.num_steps}")

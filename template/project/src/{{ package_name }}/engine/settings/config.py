@@ -7,20 +7,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from itertools import product
 from operator import attrgetter
 from types import UnionType
 from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
 
 import yaml
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationInfo,
-    field_validator,
-)
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.fields import FieldInfo
 
 from ..errors import UserError
@@ -43,14 +37,6 @@ class Section(BaseModel):
         frozen=True,
         use_attribute_docstrings=True,
     )
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _read_none(cls, value: object, info: ValidationInfo) -> object:
-        kind = cls.model_fields[info.field_name or ""].annotation
-        if value in ("", "null") and type(None) in get_args(kind):
-            return None
-        return value
 
     def conflicts(self) -> Conflicts:
         """Yield the conflicts between settings."""
@@ -120,13 +106,9 @@ class Data(Section):
 class Training(Section):
     """How long, in which precision, and what a step is made of."""
 
-    precision: Literal["auto", "fp32", "tf32", "fp16", "bf16", "fp8"] = "auto"
+    precision: Literal["auto", "fp32", "tf32", "fp16", "bf16"] = "auto"
     """auto: bf16 on GPUs with compute capability 8.0 or higher, fp16 on 7.x, fp32 on other GPUs and
-    on a CPU. Or set fp32, tf32, fp16, bf16, or fp8 if the project was made with it."""
-
-    fp8_emulation: bool = False
-    """Round as fp8 does on any device. This is slow, and only for tests without such a GPU. No
-    effect unless `precision` is fp8."""
+    on a CPU. Or set fp32, tf32, fp16 or bf16. The answer `precision: fp8` adds fp8."""
 
     epochs: Positive = 10
     """Passes over the training samples. The schedule spans the whole run, so this setting changes
@@ -234,14 +216,6 @@ class Reproducibility(Section):
     that cannot comply raises an error with its name. warn: it prints a warning."""
 
 
-class Phase(Section):
-    """One phase of a run in several phases; `overrides` are settings that differ in it."""
-
-    name: str
-    steps: Positive
-    overrides: dict[str, Any] = {}
-
-
 class Settings(Section):
     """All settings of a run, by section. `config.load` makes them."""
 
@@ -255,21 +229,15 @@ class Settings(Section):
     checkpoint: Checkpoint
     monitor: Monitor
     reproducibility: Reproducibility
-    phases: tuple[Phase, ...] = ()
+    phases: tuple[dict[str, Any], ...] = ()
     profiles: dict[str, Any] = {}
 
     _origins: dict[str, str] = {}
-    _notes: list[str] = []
 
     @property
     def origins(self) -> dict[str, str]:
         """Where each value came from: `default`, `config.yaml`, `$SEED`, `--data.path`."""
         return dict.fromkeys(catalogue(type(self)), "default") | self._origins
-
-    @property
-    def notes(self) -> list[str]:
-        """Lines that the user should read, though nothing is wrong."""
-        return self._notes
 
     def value(self, key: str) -> Any:
         """Return the value of a setting, such as `data.path`."""
@@ -282,59 +250,50 @@ class Settings(Section):
     def to_yaml(self) -> str:
         """Return all values as YAML that `load` reads, with the origin of each as a comment."""
         lines = []
-        tree = self.resolved()
-        for key, origin in self.origins.items():
-            section, _, name = key.rpartition(".")
-            if section in tree:
-                lines.append(f"{section}:")
-                values = tree.pop(section)
-            # In a list in flow style, any value is on one line.
-            listed = yaml.safe_dump(
-                [values[name] if section else tree[name]],
-                default_flow_style=True,
-                allow_unicode=True,
-                width=10**6,
-            )
-            indent = "  " if section else ""
-            setting = f"{indent}{name}: {listed.strip()[1:-1]}"
-            lines.append(f"{setting:<42}  # {origin}")
+        for section, values in self.resolved().items():
+            if section in ("phases", "profiles"):
+                lines.append(yaml_line(section, values))
+                continue
+            lines.append(f"{section}:")
+            for name, value in values.items():
+                setting = f"  {yaml_line(name, value)}"
+                lines.append(f"{setting:<42}  # {self.origins[f'{section}.{name}']}")
         return "\n".join([*lines, ""])
 
     def changed(self) -> list[dict[str, Any]]:
         """List the settings that differ from the defaults, and their origins, for env.json."""
         rows = []
-        origins = self.origins
         for key, field in catalogue(type(self)).items():
             value = self.value(key)
-            if key == "profiles" or value == field.default:
-                continue
-            if key == "phases":
-                value = self.resolved()[key]
-            row = {"name": key, "value": value, "default": field.default, "origin": origins[key]}
-            rows.append(row)
+            if value != field.default:
+                row = (key, value, field.default, self.origins[key])
+                rows.append(dict(zip(("name", "value", "default", "origin"), row, strict=True)))
         return rows
 
     def replaced(self, values: Mapping[str, Any], origin: str) -> Self:
         """Return these settings with other values, by key."""
-        tree = put(self.model_dump(exclude_unset=True), values)
+        tree: dict[str, Any] = {}
+        for name, content in self:
+            is_section = isinstance(content, Section)
+            tree[name] = content.model_dump(exclude_unset=True) if is_section else content
+        for key, value in values.items():
+            section, _, name = key.rpartition(".")
+            branch = tree[section] if section else tree
+            branch[name] = value
         settings = type(self).model_validate(tree)
         settings._origins = self._origins | dict.fromkeys(values, origin)
-        settings._notes = self._notes
         return settings
 
     def phase(self, number: int) -> Self:
-        """Return the settings of phase `number`, counted from 1.
-
-        They hold its overrides, and its steps as training.max_steps. Raises `UserError` if there is
-        no such phase.
-        """
+        """Return the settings of phase `number`, from 1. Raises `UserError` if there is none."""
         count = len(self.phases)
         if not 1 <= number <= count:
             what = f"there is no phase {number}"
             raise UserError(what, "--phase", f"the configuration has {count} phases")
-        phase = self.phases[number - 1]
-        values = phase.overrides | {"training.max_steps": phase.steps}
-        return self.replaced(values, f"{self.origins['phases']} phase {number}")
+        return self.replaced(self.phases[number - 1], self.phase_origin(number))
+
+    def phase_origin(self, number: int) -> str:
+        return f"{self.origins['phases']} phase {number}"
 
     def conflicts(self) -> Conflicts:
         """Yield the conflicts within sections and between them."""
@@ -354,37 +313,29 @@ class Settings(Section):
             yield what, keys, "switch one of the two off"
 
 
-def put(tree: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Put values into sections by their keys, such as `data.path`, in place."""
-    for key, value in values.items():
-        section, _, name = key.rpartition(".")
-        branch = tree.setdefault(section, {}) if section else tree
-        branch[name] = value
-    return tree
+def yaml_line(name: str, value: object) -> str:
+    """Return `name: value` as one line of YAML."""
+    # In flow style, any value is on one line; the braces around it are cut off.
+    text = yaml.safe_dump(
+        {name: value}, default_flow_style=True, allow_unicode=True, sort_keys=False, width=10**6
+    )
+    return text.strip()[1:-1]
 
 
 # --- the catalogue, for help and for error lines
 
 
+@cache
 def catalogue(model: type[BaseModel]) -> dict[str, FieldInfo]:
     """Return every setting by its key, such as `data.path`, in the order of the schema."""
     settings = {}
-    for name, field in model.model_fields.items():
-        inner = getattr(field.annotation, "model_fields", None)
-        if inner is None:
-            settings[name] = field
-        else:
-            settings |= {f"{name}.{key}": setting for key, setting in inner.items()}
+    for section, content in model.model_fields.items():
+        for name, field in getattr(content.annotation, "model_fields", {}).items():
+            settings[f"{section}.{name}"] = field
     return settings
 
 
-KINDS = {
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-    str: "text",
-    dict: "a mapping",
-}
+KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 # pydantic's names of the limits, and how to print them.
 LIMITS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 
@@ -394,13 +345,16 @@ def allowed(kind: Any, metadata: Iterable[Any] = ()) -> str:
     origin = get_origin(kind)
     choices = get_args(kind)
     if origin is Literal:
-        return " or ".join(filter(None, [", ".join(choices[:-1]), choices[-1]]))
+        return ", ".join(choices)
     if origin is Annotated:
-        return allowed(choices[0], [limit for info in choices[2:] for limit in info.metadata])
+        limits = [limit for info in choices[1:] for limit in getattr(info, "metadata", ())]
+        return allowed(choices[0], limits)
     if origin in (Union, UnionType):
         return " or ".join(map(allowed, choices))
-    limits = []
+    if origin is tuple:
+        return f"a list, each {allowed(choices[0])}"
+    words = []
     for limit, name in product(metadata, LIMITS):
         if hasattr(limit, name):
-            limits.append(f" {LIMITS[name]} {getattr(limit, name)}")
-    return KINDS.get(origin or kind, "a list") + " and".join(limits)
+            words.append(f" {LIMITS[name]} {getattr(limit, name)}")
+    return KINDS.get(kind, "a mapping") + " and".join(words)

@@ -1,22 +1,18 @@
-"""Reads settings files, and checks what files, environment and flags set.
-
-Errors are collected, so that the user can fix all of them at once. Each is one line that names its
-source.
-"""
+"""Reads settings files, and checks what files, environment and flags set."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from reprlib import repr as shortened
+from typing import Any, TypeVar, get_args
 
 import yaml
 from pydantic import ValidationError
 
-from ..errors import UserError, UserErrors
-from .config import Settings, allowed, catalogue, put
+from ..errors import UserError, note
+from .config import Section, Settings, allowed, catalogue
 
 S = TypeVar("S", bound=Settings)
 TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("str", "seq", "map")}
@@ -35,121 +31,74 @@ class Loader(getattr(yaml, "CBaseLoader", yaml.BaseLoader)):  # type: ignore[mis
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
         return super().construct_object(node, deep)
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[str, Any]:
         # PyYAML would silently use the last one of two equal keys.
-        names = [key.value for key, _ in node.value]
-        for place, (key, _) in enumerate(node.value):
-            if key.value in names[:place]:
+        mapping: dict[str, Any] = super().construct_mapping(node, deep)
+        seen = set()
+        for key, _ in node.value:
+            if key.value in seen:
                 problem = f"duplicate key {key.value!r}"
                 raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
-        return dict(super().construct_mapping(node, deep))
+            seen.add(key.value)
+        return mapping
 
 
 def read(path: Path) -> Any:
     """Return the content of a YAML file. Raises `UserError`."""
-    where = str(path)
     try:
-        with path.open(encoding="utf-8-sig") as file:
-            return yaml.load(file, Loader)
-    except OSError as error:
-        what = f"cannot read the configuration ({error.strerror})"
-        raise UserError(what, where, "check its name") from error
-    except UnicodeDecodeError as error:
-        what = f"not UTF-8 at byte {error.start}"
-        raise UserError(what, where, "save the file as UTF-8") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+        return yaml.load(path.read_text(encoding="utf-8-sig"), Loader)
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        where = str(path)
+        remedy = "give a file of YAML in UTF-8"
+        mark = getattr(error, "problem_mark", None)
         if mark:
             where += f" line {mark.line + 1}"
-        problem = getattr(error, "problem", None) or str(error).partition("\n")[0]
-        remedy = "fix that line, or the line above it"
-        raise UserError(f"not YAML: {problem}", where, remedy) from error
+            remedy = "fix that line, or the line above it"
+        problem = getattr(error, "problem", None) or getattr(error, "strerror", None)
+        what = f"cannot read it as YAML ({problem or str(error).partition(chr(10))[0]})"
+        raise UserError(what, where, remedy) from error
 
 
-@dataclass
-class Sources(Generic[S]):
-    """Checks what each source sets, and collects errors and notes.
+def merge(
+    settings: S, tree: Any, origin: str, errors: list[UserError], skip_unknown: bool = False
+) -> S:
+    """Return the settings with those of a source; add an error for each one that is wrong.
 
-    resolved: the files are those of a run. A setting in them that this project no longer has, such
-    as that of a removed extra, is only a note.
+    `data: {path: x}` and `data.path: x` mean the same.
+
+    skip_unknown: a setting that this project does not have is only a note.
     """
+    if not isinstance(tree, dict):
+        if tree:
+            what = f"found {show(tree)} instead of settings"
+            errors.append(UserError(what, origin, "write `section.key: value`"))
+        return settings
+    values: dict[str, Any] = {}
+    for name, content in tree.items():
+        inside = {name: content}
+        is_section = isinstance(getattr(settings, name, None), Section)
+        if is_section and (isinstance(content, dict) or not content):
+            inside = {f"{name}.{key}": value for key, value in (content or {}).items()}
+        for key in values.keys() & inside.keys():
+            errors.append(UserError(f"setting {key!r} is given twice", origin, "keep one of them"))
+        values |= inside
 
-    model: type[S]
-    resolved: bool = False
-    errors: list[UserError] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.settings = catalogue(self.model)
-        self.sections = {key.partition(".")[0] for key in self.settings if "." in key}
-
-    def add_error(self, what: str, origin: str, remedy: str) -> None:
-        """Collect an error; `reject` raises it with all others."""
-        self.errors.append(UserError(what, origin, remedy))
-
-    def reject(self) -> None:
-        """Raise `UserErrors` with each error once, if there is any."""
-        if self.errors:
-            raise UserErrors(list({str(error): error for error in self.errors}.values()))
-
-    def check(self, tree: Any, origin: str) -> dict[str, Any]:
-        """Return the settings of one source by key, without wrong ones.
-
-        `data: {path: x}` and `data.path: x` mean the same.
-        """
-        if not isinstance(tree, dict):
-            if tree:
-                what = f"found {show(tree)} instead of settings"
-                self.add_error(what, origin, "write `section.key: value`")
-            return {}
-        values: dict[str, Any] = {}
-        for name, value in tree.items():
-            inner = {name: value}
-            if name in self.sections and (isinstance(value, dict) or not value):
-                inner = {f"{name}.{key}": setting for key, setting in (value or {}).items()}
-            for key, setting in inner.items():
-                if key in values:
-                    self.add_error(f"setting {key!r} is given twice", origin, "keep one of the two")
-                elif key in self.settings:
-                    values[key] = setting
-                else:
-                    self._reject_unknown(key, origin)
-        self.build(values, origin)
-        return values
-
-    def _reject_unknown(self, key: str, origin: str) -> None:
-        if self.resolved and not outranks_files(origin):
-            self.notes.append(f"{key} is skipped, as this project has no such setting")
+    known = {**type(settings).model_fields, **catalogue(type(settings))}
+    for key, value in values.items():
+        if key in known:
+            kind = known[key].annotation
+            if value in ("", "null") and type(None) in get_args(kind):
+                value = None
+            try:
+                settings = settings.replaced({key: value}, origin)
+            except ValidationError:
+                remedy = f"give {allowed(kind, known[key].metadata)}"
+                errors.append(UserError(f"{key} cannot be {show(value)}", origin, remedy))
+        elif skip_unknown:
+            note(f"{key} is skipped, as this project has no such setting")
         else:
-            remedy = suggestion(key, {*self.settings, *self.sections} - {key})
-            self.add_error(f"unknown setting {key!r}", origin, remedy)
-
-    def build(self, values: dict[str, Any], origin: str) -> S:
-        """Return settings with these values; remove wrong ones, and collect their errors."""
-        empty: dict[str, Any] = {section: {} for section in self.sections}
-        try:
-            return self.model.model_validate(put(empty, values))
-        except ValidationError as invalid:
-            for error in invalid.errors(include_url=False):
-                path = [str(place) for place in error["loc"]]
-                key = path[0] if path[0] in self.settings else ".".join(path[:2])
-                if key not in values:  # each alternative of a setting has an error of its own
-                    continue
-                setting = self.settings[key]
-                value = values.pop(key)
-                what = f"{key} cannot be {show(value)}"
-                remedy = f"give {allowed(setting.annotation, setting.metadata)}"
-                if key == "phases" and len(path) > 1:
-                    place = ".".join([str(int(path[1]) + 1), *path[2:]])
-                    what = f"phases.{place}: {error['msg']}"
-                    remedy = "give each phase a name, steps and, if needed, overrides"
-                self.add_error(what, origin, remedy)
-            return self.build(values, origin)
-
-
-def outranks_files(origin: str) -> bool:
-    """Whether a value comes from the environment or the command line."""
-    return origin.startswith(("$", "--"))
+            errors.append(UserError(f"unknown setting {key!r}", origin, suggestion(key, known)))
+    return settings
 
 
 def near(word: str, spellings: Iterable[str], cutoff: float = 0.7) -> str:
@@ -166,6 +115,4 @@ def suggestion(name: str, known: Iterable[str]) -> str:
 
 def show(value: object) -> str:
     """Show a wrong value in an error line: short, and on one line."""
-    if not isinstance(value, str):
-        return f"a {type(value).__name__}"
-    return repr(value[:60]) if value else "empty"
+    return shortened(value)[:60] if value else "empty"
