@@ -37,7 +37,7 @@ from running import (
     rows,
     run,
 )
-from variants import SCRIPTS, choices, scripts
+from variants import SCRIPTS, scripts
 
 every_script = pytest.mark.parametrize("workload", SCRIPTS)
 Before = Callable[[Any], None]
@@ -179,7 +179,27 @@ def panel(folder: Path) -> None:
         (folder / f"S{number}.csv").write_text("".join(lines))
 
 
+def pairs(path: Path) -> None:
+    """Words and the same words backwards, of many lengths."""
+    random_words = random.Random(0)
+    lines = []
+    for _ in range(300):
+        words = random_words.choices(["one", "zwei", "três", "4"], k=random_words.randint(1, 12))
+        lines.append(f"{' '.join(words)}\t{' '.join(words[::-1])}\n")
+    text = "".join(dict.fromkeys(lines))
+    path.write_text(text, encoding="utf-8")
+    path.with_suffix(".tsv").write_text(text, encoding="utf-8")  # for `prepare`
+
+
 CASES = {
+    "seq2seq": Case(
+        pairs,
+        prepare="--input data.tsv --split 180,40,40",
+        script="--split 180,40,40 --batch_size 8 --layers 1 --heads 2 --width 16 --head_width 32"
+        " --hidden 24",
+        package="--data.batch_size 8 --model.layers 1 --model.heads 2 --model.width 16"
+        " --model.hidden 24",
+    ),
     "graph": Case(
         panel,
         prepare="--input data.file --window 10 --neighbors 3 --correlation-days 40"
@@ -569,8 +589,6 @@ PACKAGE_ONLY = {
     "extras": ["watch"],
 }
 REFUSED: list[tuple[dict[str, Any], str]] = []
-for workload in set(choices("workload")) - set(SCRIPTS):
-    REFUSED.append(({"workload": workload}, workload))
 for question, answer in PACKAGE_ONLY.items():
     REFUSED.append(({question: answer}, f"'{question}'.*only if layout is package"))
 REFUSED.append(({"workload": "llm", "gpu": "h100", "precision": "fp8"}, "no fp8; choose bf16"))

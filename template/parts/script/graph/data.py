@@ -26,8 +26,11 @@ def read_stocks(folder: str) -> dict[str, Stock]:
 
 def read_stock(path: Path) -> Stock:
     header, *rows = read_rows(path)
-    plain = [name.lower().replace(" ", "").replace("_", "") for name in header]
-    names = [NAMES.get(name, name) for name in plain]
+    names = []
+    for name in header:
+        plain = name.lower().replace(" ", "")
+        plain = plain.replace("_", "")
+        names.append(NAMES.get(plain, plain))
     for name in ["date", *PRICES, "volume"]:
         if names.count(name) != 1:
             raise UserError(f"not one column '{name}': {path}, row 1: write date, prices, volume")
@@ -45,11 +48,15 @@ def read_stock(path: Path) -> Stock:
     adjusted = np.array(table.get("adjusted", table["close"]))
     dates = np.array(table["date"])
     volume = np.array(table["volume"])
-    if (prices <= 0).any() or (adjusted <= 0).any() or len({*table["date"]}) < len(dates):
+    is_impossible = (prices <= 0).any() or (adjusted <= 0).any()
+    has_copies = len({*table["date"]}) < len(dates)
+    if is_impossible or has_copies:
         raise UserError(f"a price of 0 or below, or a date twice: {path}: fix or remove the rows")
     # Days without a price are left out.
+    columns = np.column_stack([prices, adjusted])
+    is_missing = np.isnan(columns).any(axis=1)
     kept = np.argsort(dates)
-    kept = kept[~np.isnan(np.column_stack([prices, adjusted])[kept]).any(axis=1)]
+    kept = kept[~is_missing[kept]]
     return Stock(dates[kept], prices[kept], adjusted[kept], volume[kept])
 
 
@@ -57,17 +64,20 @@ def synthesize() -> dict[str, Stock]:
     """Return 32 synthetic stocks over 900 days, always the same: a market and its own moves."""
     random = np.random.default_rng(22)
     dates = np.datetime64("2020-01-01") + np.arange(900)
-    calm = 0.01 * np.exp(0.5 * np.sin(np.arange(900) / 40))
+    season = np.sin(np.arange(900) / 40)
+    calm = 0.01 * np.exp(0.5 * season)
     market = random.standard_normal(900) * calm
     stocks = {}
     for number in range(32):
         moves = 0.7 * market + random.standard_normal(900) * calm
         close = 100 * np.exp(np.cumsum(moves))
-        spread = np.exp(np.abs(random.standard_normal((2, 900))) * calm)
+        sizes = np.abs(random.standard_normal((2, 900)))
+        spread = np.exp(sizes * calm)
         opening = close * np.exp(-moves / 2)
         high = np.maximum(opening, close) * spread[0]
         low = np.minimum(opening, close) / spread[1]
-        volume = 1e6 * np.exp(random.standard_normal(900) / 4 + 20 * np.abs(moves))
+        interest = random.standard_normal(900) / 4
+        volume = 1e6 * np.exp(interest + 20 * np.abs(moves))
         prices = np.stack([opening, high, low, close], axis=1)
         stocks[f"S{number:02d}"] = Stock(dates, prices, close, volume)
     return stocks
@@ -75,8 +85,10 @@ def synthesize() -> dict[str, Stock]:
 
 def mean_of_last(values: np.ndarray, count: int) -> np.ndarray:
     """Return the mean (n,) of the last `count` values up to each one."""
-    sums = np.convolve(values, np.ones(count))[: len(values)]
-    return sums / np.arange(1, len(values) + 1).clip(max=count)
+    sums = np.convolve(values, np.ones(count))
+    lengths = np.arange(1, len(values) + 1)
+    lengths = lengths.clip(max=count)
+    return sums[: len(values)] / lengths
 
 
 def describe_days(stock: Stock, target: str) -> np.ndarray:
@@ -85,8 +97,9 @@ def describe_days(stock: Stock, target: str) -> np.ndarray:
     adjusted = np.log(stock.adjusted)
     returns = np.diff(adjusted, prepend=adjusted[:1])
     volume = np.log1p(stock.volume)
+    known_share = mean_of_last(~np.isnan(volume), 20)
     usual = mean_of_last(np.nan_to_num(volume), 20)
-    usual /= np.maximum(mean_of_last(~np.isnan(volume), 20), 1e-9)
+    usual /= np.maximum(known_share, 1e-9)
     unusual = np.nan_to_num(volume - usual)
     features = [returns, high - low, close - opening, np.abs(returns), unusual]
     daily = features[DAILY[target]]
@@ -107,7 +120,9 @@ def target_of_days(features: np.ndarray, places: np.ndarray, settings: Settings)
     for ahead in range(1, settings.horizon + 1):
         coming = np.full_like(daily, np.nan)
         coming[:-ahead] = daily[ahead:]
-        total = total + (coming**2 if settings.target == "volatility" else coming)
+        if settings.target == "volatility":
+            coming = coming**2
+        total = total + coming
     if settings.target == "volatility":
         total = np.sqrt(total / settings.horizon)
     elif settings.target == "range":
@@ -120,8 +135,10 @@ def correlated(returns: Tensor, count: int, overlap: int) -> Tensor:
 
     returns: (…, L, S), NaN if missing. A correlation uses the days on which both stocks have one.
     """
-    known = (~returns.isnan()).double()
-    returns = returns.double().nan_to_num(0.0)
+    known = ~returns.isnan()
+    known = known.double()
+    returns = returns.double()
+    returns = returns.nan_to_num(0.0)
     shared_days = known.mT @ known
     enough = shared_days >= max(overlap, 2)
     shared_days = shared_days.clamp(min=1)
@@ -129,12 +146,16 @@ def correlated(returns: Tensor, count: int, overlap: int) -> Tensor:
     squares = returns.square().mT @ known
     variance = squares - total.square() / shared_days
     moves = variance > STILL * squares
-    covariance = returns.mT @ returns - total * total.mT / shared_days
-    strength = covariance.abs() / (variance * variance.mT).sqrt()
-    strength = torch.where(enough & moves & moves.mT, strength, -1.0)
+    covariance = returns.mT @ returns
+    covariance -= total * total.mT / shared_days
+    scale = (variance * variance.mT).sqrt()
+    strength = covariance.abs() / scale
+    is_known = enough & moves & moves.mT
+    strength = torch.where(is_known, strength, -1.0)
     strength.diagonal(0, -2, -1).fill_(-1)  # no stock is its own neighbor
     best = strength.topk(count, -1)
-    return best.indices.masked_fill(best.values < 0, -1)
+    is_unknown = best.values < 0
+    return best.indices.masked_fill(is_unknown, -1)
 
 
 class Data:
@@ -146,13 +167,16 @@ class Data:
 
     def __init__(self, settings: Settings):
         stocks = read_stocks(settings.data) if settings.data else synthesize()
-        stocks = {name: s for name, s in stocks.items() if len(s.dates) >= settings.window}
+        for name in list(stocks):
+            if len(stocks[name].dates) < settings.window:
+                del stocks[name]
         if len(stocks) < 2:
             raise UserError(f"{len(stocks)} stocks have --window {settings.window} days: add more")
         self.settings = settings
         self.num_stocks = len(stocks)
         self.num_neighbors = min(settings.neighbors, self.num_stocks - 1)
-        calendar = np.unique(np.concatenate([stock.dates for stock in stocks.values()]))
+        dates = [stock.dates for stock in stocks.values()]
+        calendar = np.unique(np.concatenate(dates))
         self.make_timeline(stocks, calendar)
         self.fill(stocks, calendar)
         self.make_splits()
@@ -163,16 +187,17 @@ class Data:
         window = self.settings.window
         listed = np.zeros(len(calendar), np.int64)  # number of stocks of each day
         for stock in stocks.values():
-            listed[np.searchsorted(calendar, stock.dates)[window - 1 :]] += 1
+            places = np.searchsorted(calendar, stock.dates)
+            listed[places[window - 1 :]] += 1
         self.days = np.flatnonzero(listed)
         self.sample_of_day = np.cumsum(listed > 0) - 1
         self.num_seats = int(listed.max())
         # Periods count from 1970, so that they do not depend on the first day of the data.
-        period = calendar.astype("M8[D]").astype(np.int64) // self.settings.refresh
+        days = calendar.astype("M8[D]").astype(np.int64)
+        period = days // self.settings.refresh
         opens = np.flatnonzero(np.diff(period, prepend=period[0] - 1))
-        used, self.graph_of_sample = np.unique(
-            np.searchsorted(opens, self.days, "right") - 1, return_inverse=True
-        )
+        graphs = np.searchsorted(opens, self.days, "right") - 1
+        used, self.graph_of_sample = np.unique(graphs, return_inverse=True)
         self.graph_days = opens[used]
 
     def fill(self, stocks: dict[str, Stock], calendar: np.ndarray) -> None:
@@ -183,8 +208,10 @@ class Data:
         targets = []
         numbers = []
         # `returns` starts with L − 1 empty rows, so that L rows from row d on end with day d.
-        self.returns = np.full((back + len(calendar), self.num_stocks), np.nan, np.float32)
-        self.seats = np.full((len(self.days), self.num_seats), -1)  # rows, −1 for an empty seat
+        shape = (back + len(calendar), self.num_stocks)
+        self.returns = np.full(shape, np.nan, np.float32)
+        shape = (len(self.days), self.num_seats)
+        self.seats = np.full(shape, -1)  # rows, −1 for an empty seat
         num_taken = np.zeros(len(self.days), np.int64)
         first_row = 0
         for number, stock in enumerate(stocks.values()):
@@ -194,13 +221,16 @@ class Data:
             targets.append(target_of_days(described, places, settings))
             numbers.append(np.full(len(places), number))
             self.returns[back + places[1:], number] = described[1:, 0]
+            # The stock gets a seat on each day on which it has a whole window.
+            last_row = first_row + len(places)
+            rows = np.arange(first_row + settings.window - 1, last_row)
             samples = self.sample_of_day[places[settings.window - 1 :]]
-            rows = np.arange(first_row + settings.window - 1, first_row + len(places))
             self.seats[samples, num_taken[samples]] = rows
             num_taken[samples] += 1
-            first_row += len(places)
+            first_row = last_row
         self.features = np.concatenate(features).astype(np.float32)
-        self.targets = np.concatenate(targets).astype(np.float32)[:, None]
+        targets_of_rows = np.concatenate(targets).astype(np.float32)
+        self.targets = targets_of_rows[:, None]
         self.stock_of_row = np.concatenate(numbers)
 
     def make_splits(self) -> None:
@@ -225,23 +255,28 @@ class Data:
         self.scale = {}
         for prefix, values in {"": self.features[rows], "target_": self.targets[rows]}.items():
             values = values.astype(np.float64)
+            mean = np.nanmean(values, axis=0)
             std = np.nanstd(values, axis=0)
-            std[np.nanmax(values, axis=0) == np.nanmin(values, axis=0)] = 1.0
-            self.scale[f"{prefix}mean"] = np.nanmean(values, axis=0).tolist()
+            lowest = np.nanmin(values, axis=0)
+            std[np.nanmax(values, axis=0) == lowest] = 1.0  # a constant column
+            self.scale[f"{prefix}mean"] = mean.tolist()
             self.scale[f"{prefix}std"] = std.tolist()
-        digest = hashlib.sha256(self.features.tobytes() + self.targets.tobytes())
+        digest = hashlib.sha256(self.features.tobytes())
+        digest.update(self.targets.tobytes())
         self.facts = {"sha256": digest.hexdigest(), "scale": self.scale}
 
     def load_graphs(self) -> np.ndarray:
         """Return the neighbors (graphs, S, k) from a file; compute and write them first."""
         settings = self.settings
         options = [self.num_neighbors, settings.refresh, settings.correlation_days]
-        digest = hashlib.sha256(self.returns.tobytes() + str(options).encode()).hexdigest()
-        path = Path(f"data/graphs-{digest[:16]}.npy")
+        digest = hashlib.sha256(self.returns.tobytes())
+        digest.update(str(options).encode())
+        path = Path(f"data/graphs-{digest.hexdigest()[:16]}.npy")
         if not path.exists():
             path.parent.mkdir(exist_ok=True)
             content = io.BytesIO()
-            np.save(content, self.graphs_of(self.graph_days).numpy())
+            graphs = self.graphs_of(self.graph_days)
+            np.save(content, graphs.numpy())
             write(path, content.getbuffer())
         return np.load(path)
 
@@ -268,13 +303,16 @@ class Data:
         if settings.cached_graphs:
             self.graphs = to_device(self.load_graphs(), self.device)
         _, batch = next(self.epoch(0, 0))
-        self.batch_targets = int((batch["listed"] & batch["target"][..., 0].isfinite()).sum())
+        is_known = batch["target"].isfinite()
+        is_known &= batch["listed"].unsqueeze(2)
+        self.batch_targets = int(is_known.sum())
 
     def epoch(self, epoch: int, first_batch: int) -> Iterator:
         """Return the training batches of an epoch, in an order of its own, from a number on."""
-        seed = [self.settings.seed, epoch]
-        order = np.random.RandomState(seed).permutation(len(self.splits["train"]))
-        return self.batches("train", order[first_batch * self.settings.batch_size :])
+        shuffle = np.random.RandomState([self.settings.seed, epoch])
+        order = shuffle.permutation(len(self.splits["train"]))
+        first = first_batch * self.settings.batch_size
+        return self.batches("train", order[first:])
 
     def split_batches(self, split: str) -> Iterator:
         return self.batches(split, np.arange(len(self.splits[split])))
@@ -296,16 +334,21 @@ class Data:
         """Return `features` (B, K, T, F), `target` (B, K, 1), `listed` (B, K) and `neighbors`."""
         arrays = self.arrays
         rows = arrays["seats"][to_device(samples, self.device)]
-        listed = (rows >= 0) & is_real[:, None]
+        listed = rows >= 0
+        listed &= is_real[:, None]
         rows = rows.clamp(min=0)
         days = torch.arange(1 - self.settings.window, 1, device=self.device)
-        windows = arrays["features"][(rows[:, :, None] + days) * listed[:, :, None]]
-        stocks = arrays["stocks"][rows].masked_fill(~listed, self.num_stocks)
+        rows_of_windows = rows[:, :, None] + days
+        rows_of_windows *= listed[:, :, None]
+        windows = arrays["features"][rows_of_windows]
+        stocks = arrays["stocks"][rows]
+        stocks = stocks.masked_fill(~listed, self.num_stocks)
         graphs = self.graph_of_sample[samples]
         if self.active.cached_graphs:
             of_days = self.graphs[to_device(graphs, self.device)]
         else:
-            of_days = self.graphs_of(self.graph_days[graphs]).to(self.device)
+            of_days = self.graphs_of(self.graph_days[graphs])
+            of_days = of_days.to(self.device)
         return {
             "features": windows * listed[:, :, None, None],
             "target": arrays["targets"][rows],
@@ -320,9 +363,12 @@ class Data:
         seat_of_stock = stocks.new_full((len(stocks), absent + 1), -1)
         seat_of_stock.scatter_(1, stocks, seats.expand_as(stocks))
         seat_of_stock[:, absent] = -1
-        nobody = graphs.new_full((len(graphs), 1, graphs.shape[2]), -1)
+        count = graphs.shape[2]
+        nobody = graphs.new_full((len(graphs), 1, count), -1)
         graphs = torch.cat([graphs, nobody], 1)
-        places = stocks.unsqueeze(2).expand(-1, -1, graphs.shape[2])
+        places = stocks.unsqueeze(2)
+        places = places.expand(-1, -1, count)
         neighbors = graphs.gather(1, places)
         neighbors = neighbors.masked_fill(neighbors < 0, absent)
-        return seat_of_stock.gather(1, neighbors.flatten(1)).view_as(neighbors)
+        of_all = seat_of_stock.gather(1, neighbors.flatten(1))
+        return of_all.view_as(neighbors)

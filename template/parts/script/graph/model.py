@@ -201,7 +201,9 @@ class Model(nn.Module):
         """Return standardized predictions (B, K, 1); those of empty seats mean nothing."""
         features = batch["features"]  # (B, K, T, F)
         days, seats = features.shape[:2]
-        x = ((features - self.mean) / self.std).clamp(-10, 10).flatten(0, 1)  # (N, T, F)
+        x = (features - self.mean) / self.std
+        x = x.clamp(-10, 10)
+        x = x.flatten(0, 1)  # (N, T, F)
         last_day = x[:, -1]
 
         # Encode the window of each stock.
@@ -215,8 +217,11 @@ class Model(nn.Module):
         # Add information from its neighbors.
         edges, present = disjoint_graph(batch["neighbors"])
         for attend, join in zip(self.graph, self.joined, strict=True):
-            x = join(x, F.elu(attend(x, edges, present)))
-        return self.head(torch.cat([x, last_day], 1)).float().view(days, seats, -1)
+            change = F.elu(attend(x, edges, present))
+            x = join(x, change)
+        x = torch.cat([x, last_day], 1)
+        outputs = self.head(x).float()
+        return outputs.view(days, seats, -1)
 
 
 def disjoint_graph(neighbors: Tensor) -> tuple[Tensor, Tensor]:

@@ -6,6 +6,7 @@ OFF["resident"] = False
 OFF["num_workers"] = 0
 NO_LOADER = "the chunk loader needs no such variable"
 WITHOUT_EFFECT = {"PREFETCH_FACTOR": NO_LOADER, "PERSISTENT_WORKERS": NO_LOADER}
+DYNAMIC_SHAPES = False
 
 
 def resolve_own(resolved: Resolved) -> None:
