@@ -322,7 +322,7 @@ def test_settings_of_a_part_that_was_taken_away(hooked, capsys):
     run = write(settings.to_yaml() + "engine.of: 1\n", "config.resolved.yaml")
     again = config.load(run, "fast", resolved=True)
     notes = capsys.readouterr().err.splitlines()
-    assert [note.split()[1] for note in notes] == ["look", "engine.of", "look.every_seconds"]
+    assert [note.split()[1] for note in notes] == ["look.every_seconds", "engine.of"]
     assert again.monitor.every_steps == 7
     assert again.phase(1).model.dropout == 0.3
     assert again.phases == ({"training.max_steps": 3, "model.dropout": 0.3},)

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from ..errors import NonFinite, UserError
-from ..files import write_text
+from ..files import read_json, write_text
 from ..log.report import write_report
 from ..runs import CONFIG, amend, write_status
 from ..signals import Signals
@@ -104,7 +104,7 @@ class Session:
         notes += run.project.startup_notes(run.loader, run.validation)
         if self.resumed:
             run.log.line(f"resumed at step {run.step} of {run.num_steps}")
-            notes += self._amend_settings(run.step)
+            notes += self._amend_settings(run.step, run.project.precision.name)
         run.project.optimizations.append(run.loader.order.describe())
         num_parameters = sum(weight.numel() for weight in run.project.model.parameters())
         run.log.line(f"{self.folder}: {device_line(run.project.device)}")
@@ -127,7 +127,7 @@ class Session:
         run.project.store.remember(self.folder)
         write_status(self.folder, "running", "", run.step, resumed=self.resumed)
 
-    def _amend_settings(self, step: int) -> list[str]:
+    def _amend_settings(self, step: int, precision: str) -> list[str]:
         """Write the values that hold from here on into the run's settings; return notes on them."""
         since = f"from step {step} on"
         if self.is_main and self.changed:
@@ -135,6 +135,10 @@ class Session:
         notes = []
         for key, before in self.changed.items():
             notes.append(f"{since} {key} is {self.settings.value(key)}; it was {before}")
+        # On another card, `auto` may be another precision.
+        for entry in read_json(self.folder / "env.json").get("optimizations", []):
+            if entry["name"] == "precision" and entry["state"] != precision:
+                notes.append(f"{since} the precision is {precision}; it was {entry['state']}")
         return notes
 
     # --- the outcome

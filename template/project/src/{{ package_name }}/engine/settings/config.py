@@ -70,7 +70,6 @@ UpToOne = Annotated[float, Number, Field(gt=0, le=1)]
 Factor = Annotated[float, Number, Field(ge=0, le=1)]
 BelowOne = Annotated[float, Number, Field(ge=0, lt=1)]
 Names = Annotated[tuple[str, ...], BeforeValidator(separated)]
-CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 
 
 # --- the sections that every project has
@@ -150,7 +149,9 @@ class Compile(Section):
     with compute capability 8.0 or higher, otherwise off. LSTMs (workloads `timeseries` and
     `windows`) are never compiled."""
 
-    mode: CompileMode = "default"
+    mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = (
+        "default"
+    )
     """default, max-autotune-no-cudagraphs, reduce-overhead or max-autotune. The last two do not
     support gradient accumulation. No effect on an LSTM."""
 
@@ -272,10 +273,8 @@ class Settings(Section):
 
     def replaced(self, values: Mapping[str, Any], origin: str) -> Self:
         """Return these settings with other values, by key."""
-        tree: dict[str, Any] = {}
-        for name, content in self:
-            is_section = isinstance(content, Section)
-            tree[name] = content.model_dump(exclude_unset=True) if is_section else content
+        tree = self.model_dump(exclude_unset=True, exclude={"phases", "profiles"})
+        tree |= {"phases": self.phases, "profiles": self.profiles}
         for key, value in values.items():
             section, _, name = key.rpartition(".")
             branch = tree[section] if section else tree

@@ -12,7 +12,7 @@ import yaml
 from pydantic import ValidationError
 
 from ..errors import UserError, note
-from .config import Section, Settings, allowed, catalogue
+from .config import Settings, allowed, catalogue
 
 S = TypeVar("S", bound=Settings)
 TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("str", "seq", "map")}
@@ -73,19 +73,18 @@ def merge(
             what = f"found {show(tree)} instead of settings"
             errors.append(UserError(what, origin, "write `section.key: value`"))
         return settings
-    values: dict[str, Any] = {}
+    values = []
     for name, content in tree.items():
-        inside = {name: content}
-        is_section = isinstance(getattr(settings, name, None), Section)
-        if is_section and (isinstance(content, dict) or not content):
-            inside = {f"{name}.{key}": value for key, value in (content or {}).items()}
-        for key in values.keys() & inside.keys():
-            errors.append(UserError(f"setting {key!r} is given twice", origin, "keep one of them"))
-        values |= inside
+        if isinstance(content, dict) and "." not in name and name != "profiles":
+            values += [(f"{name}.{key}", value) for key, value in content.items()]
+        elif content or "." in name:  # a section may be empty
+            values.append((name, content))
 
     known = {**type(settings).model_fields, **catalogue(type(settings))}
-    for key, value in values.items():
-        if key in known:
+    for key, value in values:
+        if settings.origins.get(key) == origin:
+            errors.append(UserError(f"setting {key!r} is given twice", origin, "keep one of them"))
+        elif key in known:
             kind = known[key].annotation
             if value in ("", "null") and type(None) in get_args(kind):
                 value = None
