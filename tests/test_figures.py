@@ -165,10 +165,6 @@ def docstrings(place: Path) -> Found:
     prepare, train, evaluate, _ = block("seq2seq", "--name docstrings")
     out = done("seq2seq", *prepare, place=place)
     figures = counts(out, "pairs")
-    for first, second, order in re.findall(
-        r"padding: +(\d+)% of source, (\d+)% of target, order (\w+)", out
-    ):
-        figures |= {f"{order} source": int(first), f"{order} target": int(second)}
     figures["parameters"] = parameters(done("seq2seq", *train, place=place))
     for split in ("validation", "test"):
         scores = evaluated("seq2seq", *evaluate, "--split", split, place=place)

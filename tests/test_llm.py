@@ -554,6 +554,7 @@ def test_what_generate_refuses(tmp_path):
     for flag, value, says in (
         ("--prompt", "€", "'€' is not in the vocabulary"),
         ("--tokens", "-1", "--tokens"),
+        ("--top-k", "0", "--top-k: use 1 or more"),
         ("--temperature", "1e-42", "--temperature: use 0, or 0.001 or more"),
         ("--seed", str(2**64), "--seed: use 0 or more, below 2"),
     ):

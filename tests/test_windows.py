@@ -93,7 +93,7 @@ def test_hdf5_is_read_as_it_is(tmp_path):
     assert np.load(tmp_path / "new.npz")["prediction"].shape == (400, 3)
     for features, says in (
         (np.ones((400, 15, 3)), "windows of \\(15, 3\\), but \\(16, 3\\) in the training data"),
-        (np.full((400, 16, 3), np.inf), "not finite: .*rows 0 to 0"),
+        (np.full((400, 16, 3), np.inf), "not finite as float32: .*rows 0 to 0"),
     ):
         hdf5(tmp_path, features=features)
         one_error(refused(tmp_path, "predict", "--input", "windows.h5"), says)

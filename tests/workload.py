@@ -32,7 +32,10 @@ class Workload:
 
     def settings(self, *flags: str, **answers: str) -> Any:
         names = [flag.removeprefix("--") for flag in flags[::2]]
-        return self.module("config", **answers).load(overrides=zip(names, flags[1::2], strict=True))
+        overrides = dict(
+            zip(names, flags[1::2], strict=True)
+        )  # a later flag replaces an earlier one
+        return self.module("config", **answers).load(overrides=overrides.items())
 
     def run(self, *words: str, cwd: Path, before: Callable[[], Any] | None = None) -> Result:
         return run(self.project(), *words, cwd=cwd, before=before)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from functools import reduce
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -150,51 +151,28 @@ def correlated(returns: Tensor, count: int, overlap: int) -> Tensor:
     return, and needs `overlap` of them. A return that never changes has no correlation.
     """
     known = ~returns.isnan()
-    returns = returns.double()
-    is_complete = bool(known.all())  # a host sync, which usually saves three of four products
-    if is_complete:
-        returns = _standardised(returns)
-
+    returns = returns.double().where(known, 0.0)
     num_stocks = returns.shape[-1]
     num_best = min(count, num_stocks)
     neighbors = []
     for first in range(0, num_stocks, STOCKS_AT_ONCE):
         block = slice(first, first + STOCKS_AT_ONCE)
-        if is_complete:
-            block_returns = returns[..., block]
-            strength = block_returns.mT @ returns
-            strength.abs_()
-            strength.nan_to_num_(nan=-1)
-        else:
-            strength = _pairwise(returns, known, overlap, block)
+        strength = _pairwise(returns, known.double(), overlap, block)
         # No stock is its own neighbour.
         strength.diagonal(first, -2, -1).fill_(-1)
         best = strength.topk(num_best, -1)
-        is_unknown = best.values < 0
-        best_stocks = best.indices.masked_fill(is_unknown, -1)
-        neighbors.append(best_stocks)
+        neighbors.append(best.indices.masked_fill(best.values < 0, -1))
     of_all = torch.cat(neighbors, -2)
     return functional.pad(of_all, (0, count - num_best), value=-1)
 
 
-def _standardised(returns: Tensor) -> Tensor:
-    """Scale gap-free returns (…, L, S) so that products are correlations; NaN if constant."""
-    centered = returns - returns.mean(-2, keepdim=True)
-    squares = centered.square().sum(-2, keepdim=True)
-    size = returns.square().sum(-2, keepdim=True)
-    moves = squares > STILL * size
-    standardised = centered / squares.sqrt()
-    return torch.where(moves, standardised, torch.nan)
-
-
-def _pairwise(returns: Tensor, known: Tensor, overlap: int, block: slice) -> Tensor:
+def _pairwise(returns: Tensor, days: Tensor, overlap: int, block: slice) -> Tensor:
     """Return absolute correlations of a block of stocks with all stocks (…, s, S).
 
-    They use the days on which both stocks have returns (…, L, S). They are −1 if there are fewer
-    than `overlap` such days, or if a return never changes.
+    returns (…, L, S): 0 if missing. days (…, L, S): 1 if known, else 0. A correlation uses the days
+    on which both stocks have returns. It is −1 if there are fewer than `overlap` such days, or if a
+    return never changes.
     """
-    returns = returns.where(known, 0.0)
-    days = known.double()
     block_returns = returns[..., block]
     block_days = days[..., block]
     shared_days = block_days.mT @ days
@@ -319,7 +297,7 @@ def panel(writer: StoreWriter, stocks: dict[str, Stock], plan: Plan) -> Arrays:
 
 
 def _make_timeline(stocks: dict[str, Stock], plan: Plan) -> Timeline:
-    calendar = _calendar(stocks)
+    calendar = reduce(np.union1d, (stock.dates for stock in stocks.values()))
     listed = np.zeros(len(calendar), np.int64)  # number of stocks of each day
     for stock in stocks.values():
         place = np.searchsorted(calendar, stock.dates)
@@ -392,14 +370,6 @@ def _targets(features: np.ndarray, place: np.ndarray, plan: Plan) -> np.ndarray:
     daily[since[first_known:]] = values[first_known:]
     futures = np.stack(_futures(daily, plan), 1)
     return futures[since]
-
-
-def _calendar(stocks: dict[str, Stock]) -> np.ndarray:
-    """Return the days (D,) datetime64[D] on which any stock has a row."""
-    calendar = np.zeros(0, "M8[D]")
-    for stock in stocks.values():
-        calendar = np.union1d(calendar, stock.dates)
-    return calendar
 
 
 def _futures(daily: np.ndarray, plan: Plan) -> list[np.ndarray]:

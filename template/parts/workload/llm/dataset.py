@@ -14,6 +14,7 @@ import random
 import sysconfig
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from .counts import order_2
 from .engine.data.store import Store, StoreWriter
 from .engine.errors import UserError
 from .engine.interfaces import Batch, Rows, Spans
+from .prepare.splits import SPLITS
 from .settings import WORKLOAD
 from .texts import PIECE, Document, Seen, decoded, documents
 from .tokenizer import byte_counts, restore
@@ -144,42 +146,24 @@ def _write(
     """Write the dataset with tokens of a dtype. Raises `HasByte255` if uint8 is too small."""
     with StoreWriter(folder, WORKLOAD) as writer:
         seen = Seen()
-        ends, num_documents = write_tokens(writer, tokenizer, files, column, dtype, seen)
-        train, validation, test = borders(np.array(ends))
-        writer.splits = {
-            "train": [0, train],
-            "validation": [train, validation],
-            "test": [validation, test],
-        }
+        pieces = Pieces(writer, tokenizer, dtype)
+        ends = []
+        for path in files:
+            for document in documents(path, column, seen):
+                pieces.hold(document)
+            pieces.write()
+            ends.append(writer.arrays["tokens"]["shape"][0])
+        stops = borders(np.array(ends))
+        splits = zip(SPLITS, pairwise([0, *stops]), strict=True)
+        writer.splits = {name: list(rows) for name, rows in splits}
         writer.source = {**source, "copies": seen.num_copies}
         writer.facts = {
             "vocabulary": tokenizer.end + 1,
-            "documents": num_documents,
+            "documents": pieces.num_documents,
             "tokenizer": tokenizer.facts(),
             "token_bytes": byte_counts(tokenizer),
         }
     return writer
-
-
-def write_tokens(
-    writer: StoreWriter,
-    tokenizer: Tokenizer,
-    files: Sequence[Path],
-    column: str,
-    dtype: str,
-    seen: Seen,
-) -> tuple[list[int], int]:
-    """Write the tokens of all files; return where each file ends, and the number of documents."""
-    pieces = Pieces(writer, tokenizer, dtype)
-    ends = []
-    for path in files:
-        for document in documents(path, column, seen):
-            pieces.hold(document)
-            if pieces.is_full:
-                pieces.write()
-        pieces.write()
-        ends.append(writer.arrays["tokens"]["shape"][0])
-    return ends, pieces.num_documents
 
 
 class Pieces:
@@ -197,15 +181,14 @@ class Pieces:
         self.held: list[Document] = []
         self.size = 0  # bytes of the held pieces
 
-    @property
-    def is_full(self) -> bool:
-        return self.size >= self.full_size
-
     def hold(self, document: Document) -> None:
+        """Keep a piece; write all if there are enough."""
         _, _, text, is_last = document
         self.held.append(document)
         self.size += len(text)
         self.num_documents += is_last
+        if self.size >= self.full_size:
+            self.write()
 
     def write(self) -> None:
         """Tokenize and write the held pieces."""

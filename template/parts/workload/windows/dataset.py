@@ -130,51 +130,27 @@ def check_values(array: Array, border: int) -> dict[str, list[float]]:
     scaler = Scaler(array.shape[-1])
     rounding = Scaler(array.shape[-1])
     for first, values in _blocks(array, "checking"):
-        if not (np.abs(values) <= LARGEST).all():
-            raise _not_finite(array)
+        is_wrong = ~(np.abs(values) <= LARGEST)
+        if is_wrong.any():
+            row, *_, column = np.argwhere(is_wrong)[0].tolist()
+            what = f"a value in column {column} is not finite as float32"
+            raise UserError(what, place_in(array, first + row), "fix it, or remove its row")
         if first < border:
             rows = values[: border - first].reshape(-1, array.shape[-1])
             scaler.add(rows)
             if not np.can_cast(rows.dtype, np.float32):
                 rounding.add(rows - rows.astype(np.float32))
-    _check_rounding(array, rounding.squares > 1e-6 * scaler.squares)
-    constant = scaler.low == scaler.high
-    if constant.any():
-        _note_constant(array, constant)
-    mean, std = scaler.scale()
-    return {"mean": mean.tolist(), "std": std.tolist()}
-
-
-def _not_finite(array: Array) -> UserError:
-    """Count the values that are not finite in float32; return an error with the first's place."""
-    count = 0
-    row = array.shape[0]
-    columns = np.zeros(array.shape[-1], int)
-    for first, values in _blocks(array, "counting"):
-        is_wrong = ~(np.abs(values) <= LARGEST)
-        places = np.argwhere(is_wrong)
-        if len(places) and not count:
-            row = first + int(places[0, 0])
-        count += len(places)
-        columns += is_wrong.reshape(-1, len(columns)).sum(0)
-    names = ", ".join(map(str, np.flatnonzero(columns)))
-    what = f"as float32, {count:,} values in columns {names} are not finite"
-    remedy = "fix them, or remove their rows; this is the first of them"
-    return UserError(what, place_in(array, row), remedy)
-
-
-def _check_rounding(array: Array, is_rounded: np.ndarray) -> None:
-    """Raise `UserError` for the first column that float32 rounds too much."""
+    is_rounded = rounding.squares > 1e-6 * scaler.squares
     if is_rounded.any():
         what = "float32 rounds the values by more than 0.1 % of their standard deviation"
         where = f"{array.path}, {array.name}, column {int(is_rounded.argmax())}"
         raise UserError(what, where, "subtract a constant first")
-
-
-def _note_constant(array: Array, constant: np.ndarray) -> None:
-    columns = ", ".join(map(str, np.flatnonzero(constant)))
-    what = "the same value in all training rows, which is no information"
-    print(f"note: {what}: {columns} of {array.name}")
+    constant = ", ".join(map(str, np.flatnonzero(scaler.low == scaler.high)))
+    if constant:
+        what = "the same value in all training rows, which is no information"
+        print(f"note: {what}: {constant} of {array.name}")
+    mean, std = scaler.scale()
+    return {"mean": mean.tolist(), "std": std.tolist()}
 
 
 def _stored(values: np.ndarray, scale: dict[str, Any], dtype: str) -> tuple[np.ndarray, float]:
