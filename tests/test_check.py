@@ -93,8 +93,8 @@ BROKEN = {
     "dropout in evaluation": Broken(
         "timeseries",
         "model.py",
-        "self.dropout, self.training)",
-        "self.dropout, True)",
+        "self.dropout(self.encode(changes if self.subtract else history, batch))",
+        "nn.functional.dropout(self.encode(changes, batch), 0.2, True)",
         "evaluation",
         "as by dropout",
     ),

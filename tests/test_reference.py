@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import reference
 import torch
-from rendering import REPOSITORY, questions, render
-from running import EXAMPLES, PACKAGE, check_run, last_checkpoint, newest_run, rows
+from rendering import REPOSITORY, render
+from running import EXAMPLES, check_run, last_checkpoint, newest_run, rows
 from test_tier_b import TINY
-from variants import SCRIPTS, choices, gpus
+from variants import SCRIPTS, choices
 
 WORKLOADS = choices("workload")
 SNAPSHOT = json.loads((REPOSITORY / "tests/api_snapshot.json").read_text(encoding="utf-8"))
@@ -63,37 +63,6 @@ def test_no_page_is_left_over():
 def test_every_public_name_is_in_the_reference(kind, name, text):
     names = set(SNAPSHOT[kind])
     assert [public for public in sorted(names) if text.format(public) not in pages()[name]] == []
-
-
-def test_every_answer_is_in_the_reference():
-    for question in questions():
-        name = "gpus.md" if question == "gpu" else "questions.md"
-        answers = set(choices(question)) - {"auto", "cpu", "other"}
-        assert [answer for answer in answers if f"| `{answer}` |" not in pages()[name]] == []
-
-
-def test_every_gpu_is_in_the_reference_with_its_figures():
-    page = pages()["gpus.md"]
-    for key, gpu in gpus().items():
-        first, second = re.findall(rf"^\| `{key}` \|.*", page, flags=re.MULTILINE)
-        for alias in gpu["aliases"]:
-            assert alias in first
-        for figure in (gpu["memory_gb"], gpu["sm"], gpu["wheel"]):
-            assert str(figure) in first
-        for peak in filter(None, gpu["tflops"].values()):
-            assert f"| {peak:g} |" in second
-
-
-@pytest.mark.parametrize("workload", WORKLOADS)
-def test_every_flag_is_in_the_reference(workload, capsys):
-    main = reference.module("__main__", workload)
-    for command in reference.module("engine.plugins", workload).names("commands"):
-        assert main.main([command, "--help"]) == 0
-        flags = re.findall(r"^  (--[\w-]+)[ \n]", capsys.readouterr().out, flags=re.MULTILINE)
-        entry = pages()["commands.md"].partition(f"\n## `{command}`\n")[2].partition("\n## ")[0]
-        shared = pages()["commands.md"].partition("\n## `prepare`")[0]
-        assert "--print-config" in flags
-        assert [flag for flag in flags if f"| `{flag}" not in entry + shared] == []
 
 
 def test_every_example_is_understood():
@@ -216,33 +185,3 @@ def test_a_checkpoint_has_the_keys_of_the_reference(trained):
     state = torch.load(last_checkpoint(cwd), weights_only=True)
     assert state.keys() == names_of("checkpoint", "state", workload)
     assert state["must_match"].keys() == names_of("checkpoint", "must_match", workload)
-
-
-def test_names_that_only_some_runs_have_are_in_the_code():
-    """What needs a GPU, another precision or other data; and no such metric is missing."""
-    entries = reference.texts()["run_folder"]
-    for entry in ("training", "evaluation", "events"):
-        named = [name for name in entries[entry]["keys"] if f'"{name}"' not in sources()]
-        assert set(named) <= {"text"}  # an argument of `event`
-    run = (reference.project(WORKLOADS[0]) / f"src/{PACKAGE}/engine/run/run.py").read_text()
-    written = re.findall(r'(?:metrics|record)\["(\w+)"\] = ', run)
-    assert "memory_mb" in written
-    assert set(written) <= entries["training"]["keys"].keys()
-
-
-# ---- hooks --------------------------------------------------------------------------------------
-
-
-def test_every_moment_of_a_hook_is_in_the_reference():
-    code = sources()
-    for framework in (REPOSITORY / "template/parts/framework").glob("*.py"):
-        code += framework.read_text(encoding="utf-8")
-    moments = set(re.findall(r'call_hooks[,(]\s*"(\w+)"', code))
-    hooks = reference.texts()["hooks"]
-    methods = {signature.partition("(")[0] for signature in hooks["methods"]["keys"]}
-    assert methods == moments | {"state_dict", "load_state_dict"}
-    assert methods <= vars(reference.module("engine.interfaces").Hook).keys()
-    for name in hooks["run"]["keys"]:
-        attribute = name.partition("(")[0].rpartition(".")[2]
-        is_defined = rf"def {attribute}\(|self\.{attribute}\b|^    {attribute}: "
-        assert re.search(is_defined, code, flags=re.MULTILINE), name

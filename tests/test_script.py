@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -36,7 +37,7 @@ from running import (
     rows,
     run,
 )
-from variants import SCRIPTS, choices, scripts
+from variants import SCRIPTS, scripts
 
 every_script = pytest.mark.parametrize("workload", SCRIPTS)
 Before = Callable[[Any], None]
@@ -150,7 +151,68 @@ def table(path: Path) -> None:
     path.write_text("".join(["a,soil,b,constant,target\n", *lines]))
 
 
+def windows(path: Path) -> None:
+    """Overlapping windows, each one row later than the one before."""
+    table = np.random.default_rng(0).normal(3, 2, (600, 3)).cumsum(0).astype(np.float32)
+    parts = np.lib.stride_tricks.sliding_window_view(table, 20, 0).transpose(0, 2, 1)
+    with h5py.File(path, "w") as file:
+        file["features"] = parts[:, :16]
+        file["targets"] = parts[:, 16:, 0]
+
+
+def panel(folder: Path) -> None:
+    """Some stocks; one begins later, and one day of another one has no price."""
+    noise = np.random.default_rng(0)
+    days = np.datetime64("2024-01-01") + np.arange(230)
+    market = noise.normal(0, 0.01, 230)
+    folder.mkdir()
+    for number in range(6):
+        close = 50 * np.exp(np.cumsum(market + noise.normal(0, 0.01, 230)))
+        lines = ["date,open,high,low,close,volume\n"]
+        for day in range(60 * (number == 2), 230):
+            price = close[day]
+            row = [price * 0.99, price * 1.02, price * 0.98, price, 1000 + day]
+            cells = [f"{value:.4f}" for value in row]
+            if (number, day) == (4, 33):
+                cells[1] = ""
+            lines.append(",".join([str(days[day]), *cells]) + "\n")
+        (folder / f"S{number}.csv").write_text("".join(lines))
+
+
+def pairs(path: Path) -> None:
+    """Words and the same words backwards, of many lengths."""
+    random_words = random.Random(0)
+    lines = []
+    for _ in range(300):
+        words = random_words.choices(["one", "zwei", "três", "4"], k=random_words.randint(1, 12))
+        lines.append(f"{' '.join(words)}\t{' '.join(words[::-1])}\n")
+    text = "".join(dict.fromkeys(lines))
+    path.write_text(text, encoding="utf-8")
+    path.with_suffix(".tsv").write_text(text, encoding="utf-8")  # for `prepare`
+
+
 CASES = {
+    "seq2seq": Case(
+        pairs,
+        prepare="--input data.tsv --split 180,40,40",
+        script="--split 180,40,40 --batch_size 8 --layers 1 --heads 2 --width 16 --head_width 32"
+        " --hidden 24",
+        package="--data.batch_size 8 --model.layers 1 --model.heads 2 --model.width 16"
+        " --model.hidden 24",
+    ),
+    "graph": Case(
+        panel,
+        prepare="--input data.file --window 10 --neighbors 3 --correlation-days 40"
+        " --split 150,35,20",
+        script="--window 10 --neighbors 3 --correlation_days 40 --split 150,35,20 --width 16",
+        package="--model.width 16",
+    ),
+    "windows": Case(
+        windows,
+        prepare="--input data.file",
+        script="--width 16 --batch_size 16 --shuffle_block 100 --chunk_size_gb 4e-5",
+        package="--model.width 16 --data.batch_size 16 --data.order block --data.shuffle_block 100",
+    ),
     "tabular": Case(
         table,
         prepare="--input data.file --target target --task regression",
@@ -527,8 +589,6 @@ PACKAGE_ONLY = {
     "extras": ["watch"],
 }
 REFUSED: list[tuple[dict[str, Any], str]] = []
-for workload in set(choices("workload")) - set(SCRIPTS):
-    REFUSED.append(({"workload": workload}, workload))
 for question, answer in PACKAGE_ONLY.items():
     REFUSED.append(({question: answer}, f"'{question}'.*only if layout is package"))
 REFUSED.append(({"workload": "llm", "gpu": "h100", "precision": "fp8"}, "no fp8; choose bf16"))

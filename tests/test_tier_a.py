@@ -17,7 +17,8 @@ from typing import Any
 import jinja2
 import pytest
 import yaml
-from budget import DEFAULT, LARGEST, SCRIPT, TABULAR, TABULAR_SCRIPT, VISIBLE_NAMES, measure
+from budget import DEFAULT, LARGEST, TABULAR, VISIBLE_NAMES, measure
+from budget import SCRIPTS as BUDGETS_OF_SCRIPTS
 from copier import run_copy
 from link import link
 from packaging.requirements import Requirement
@@ -224,9 +225,10 @@ EVERYTHING = {
 BUDGETS = {
     "default": ({}, DEFAULT),
     "tabular": ({"workload": "tabular"}, TABULAR),
-    "timeseries script": ({"workload": "timeseries", "layout": "script"}, SCRIPT),
-    "llm script": ({"workload": "llm", "layout": "script"}, SCRIPT),
-    "tabular script": ({"workload": "tabular", "layout": "script"}, TABULAR_SCRIPT),
+    **{
+        f"{workload} script": ({"workload": workload, "layout": "script"}, budget)
+        for workload, budget in BUDGETS_OF_SCRIPTS.items()
+    },
     "everything": (EVERYTHING, LARGEST),
 }
 

@@ -113,9 +113,7 @@ def impossible(answers: Mapping[str, Any]) -> bool:
     gpu = answers.get("gpu", "auto")
     if set(answers.get("extras", [])) - set(extras(answers.get("workload", "timeseries"))):
         return True
-    if answers.get(LAYOUT) == "script" and (
-        precision == "fp8" or answers.get("workload") not in SCRIPTS
-    ):
+    if answers.get(LAYOUT) == "script" and precision == "fp8":
         return True
     if precision == "fp8" and answers.get("workload", "tabular") not in LARGE_PRODUCTS:
         return True

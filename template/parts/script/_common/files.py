@@ -1,12 +1,14 @@
-def find_file(name: str) -> Path:
-    """Return the path of --data. Raise an error if nothing is there."""
+def find_file(name: str, is_folder: bool = False) -> Path:
+    """Return the path of --data. Raise an error if there is no such file or folder."""
     if "://" in name:
         raise UserError(f"{name} is an address: --data: download the file, and give its path")
     path = os.path.expanduser(name)
-    if os.path.isdir(path):
-        raise UserError(f"{path} is a folder: --data: give the path of a file")
     if not os.path.exists(path):
         raise UserError(f"no such file: {path}: check --data")
+    if os.path.isdir(path) != is_folder:
+        kinds = ["a file", "a folder"]
+        found = kinds[not is_folder]
+        raise UserError(f"{path} is {found}: --data: give the path of {kinds[is_folder]}")
     return Path(path)
 
 

@@ -43,6 +43,8 @@ class Resolved:
             self.turn_off("needs a GPU", "pin_memory", "expandable_segments", "cudnn_benchmark")
         if not any(isinstance(module, nn.modules.conv._ConvNd) for module in model.modules()):
             self.turn_off("the model has no convolutions", "cudnn_benchmark")
+        if active.optimizer == "adafactor":
+            self.turn_off("adafactor has no such kernel", "fused")
         if active.deterministic:
             self.turn_off("excluded by --deterministic", "cudnn_benchmark")
 
@@ -112,16 +114,21 @@ def optimize_blocks(blocks: list[nn.Module], settings: Settings) -> None:
         if settings.gradient_checkpointing:
             block.forward = partial(checkpoint, block.forward, use_reentrant=False)
         if settings.compile != "off" and can_compile(block):
-            block.compile(mode=settings.compile, fullgraph=not settings.gradient_checkpointing)
+            # With checkpointing, the compiler has to split the graph.
+            fullgraph = not settings.gradient_checkpointing
+            dynamic = DYNAMIC_SHAPES or None
+            block.compile(mode=settings.compile, fullgraph=fullgraph, dynamic=dynamic)
 
 
 def make_optimizer(model: nn.Module, settings: Settings) -> torch.optim.Optimizer:
-    """Return AdamW, with weight decay for matrices only, and without frozen weights."""
+    """Return the optimizer, with weight decay for matrices only, and without frozen weights."""
     weights = [p for p in model.parameters() if p.requires_grad]
     if not weights:
         raise UserError("no weight to train: class Model: add a layer, or freeze fewer of them")
     matrices: dict[str, Any] = {"params": [p for p in weights if p.dim() >= 2]}
     biases: dict[str, Any] = {"params": [p for p in weights if p.dim() < 2], "weight_decay": 0.0}
+    if settings.optimizer == "adafactor":
+        return torch.optim.Adafactor([matrices, biases], weight_decay=settings.weight_decay)
     # None is PyTorch's default, which is not fused.
     fused = settings.fused or None
     return torch.optim.AdamW([matrices, biases], weight_decay=settings.weight_decay, fused=fused)

@@ -14,6 +14,7 @@ CHOICES = {
         "reduce-overhead",
         "max-autotune",
     ],
+    "optimizer": ["adamw", "adafactor"],
     "schedule": ["cosine", "onecycle", "linear", "constant"],
 }
 
@@ -28,6 +29,7 @@ class RunSettings:
 
     # optimizer
     batch_size: int = 64  # samples in a micro-batch; a larger one fills a GPU better
+    optimizer: str = "adamw"  # adamw, or adafactor, which needs less memory and more time
     learning_rate: float = 1e-3  # peak learning rate of the schedule
     weight_decay: float = 0.01  # weight decay of matrices; biases and norms have none
     schedule: str = "cosine"  # cosine, onecycle, linear or constant, after a linear warm-up

@@ -3,6 +3,7 @@ OPTIMIZATIONS["persistent_workers"] = "workers stay alive between epochs"
 OFF["num_workers"] = 0
 OFF["persistent_workers"] = False
 WITHOUT_EFFECT: dict[str, str] = {}
+DYNAMIC_SHAPES = False
 
 
 def resolve_own(resolved: Resolved) -> None:

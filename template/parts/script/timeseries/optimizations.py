@@ -7,6 +7,7 @@ WITHOUT_EFFECT = {
     "PERSISTENT_WORKERS": NO_LOADER,
     "ALLOW_UNSAFE_DATALOADER": NO_LOADER,
 }
+DYNAMIC_SHAPES = False
 
 
 def resolve_own(resolved: Resolved) -> None:

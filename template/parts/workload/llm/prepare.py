@@ -6,7 +6,6 @@ import argparse
 import hashlib
 import math
 import random
-from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import accumulate
 from pathlib import Path
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
 
 BYTES = 257  # the smallest vocabulary of byte pairs: all bytes, and the end of a document
 NAMED = 20  # files that are named if they are not UTF-8
+EMPTY = hashlib.sha256().digest()
 FEW_FILES = 20  # with fewer files, whole files are too coarse: split the text by position
 
 
@@ -172,23 +172,17 @@ def find_files(path: Path, pattern: str) -> tuple[list[Path], int]:
     A copy in another split would let a model succeed by memorizing. Raises `UserError` if no file
     has text.
     """
-    files = list_files(path, pattern)
-    sizes = Counter(file.stat().st_size for file in files)
-    is_packed = any(file.suffix == ".gz" for file in files)  # a copy may have another size
-    kept: dict[Any, Path] = {}  # the key is the hash of the text, or the path if it is unique
-    num_empty = 0
-    for file in files:
-        size = file.stat().st_size
-        key: Any = file
-        if size and (is_packed or sizes[size] > 1):
-            key, size = digest(file)
-        if size:
-            kept.setdefault(key, file)
-        else:
-            num_empty += 1
+    kept: dict[bytes, Path] = {}  # by the hash of the text
+    num_copies = 0
+    for file in list_files(path, pattern):
+        hash_of_text = digest(file)
+        if hash_of_text in kept:
+            num_copies += 1
+        elif hash_of_text != EMPTY:
+            kept[hash_of_text] = file
     if not kept:
         raise UserError("no text in the files", str(path), "provide a file that is not empty")
-    return list(kept.values()), len(files) - num_empty - len(kept)
+    return list(kept.values()), num_copies
 
 
 def list_files(path: Path, pattern: str) -> list[Path]:
@@ -210,16 +204,14 @@ def list_files(path: Path, pattern: str) -> list[Path]:
     return visible
 
 
-def digest(file: Path) -> tuple[bytes, int]:
-    """Return the hash of a file's text, and its number of bytes."""
+def digest(file: Path) -> bytes:
+    """Return the hash of a file's text."""
     from ..texts import blocks
 
     hash_of_text = hashlib.sha256()
-    size = 0
     for text in blocks(file):
         hash_of_text.update(text)
-        size += len(text)
-    return hash_of_text.digest(), size
+    return hash_of_text.digest()
 
 
 def make_tokenizer(arguments: argparse.Namespace, files: list[Path], training: int) -> Tokenizer:

@@ -5,7 +5,7 @@ Shapes: `B` windows in a batch, `T` rows of a window, `F` features, `H` horizons
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -44,6 +44,9 @@ class Forecaster(nn.Module):
 
     The scalers are part of the model, since batches contain original units.
     """
+
+    # The names of these layers in weights from a project with `layout: script`.
+    script_names: ClassVar = {"lstm": "encoder.lstm"}
 
     mean: Tensor  # (F,)
     std: Tensor

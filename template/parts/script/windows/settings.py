@@ -1,0 +1,23 @@
+AT_LEAST_ONE += ["shuffle_block", "width", "depth"]
+MINUS_ONE += ["purge"]
+
+
+@dataclass
+class Settings(RunSettings):
+    """All settings, with those of this script."""
+
+    # data
+    data: str = ""  # HDF5 file with features (N, T, F) and targets (N, H); if empty, synthetic
+    split: str = "0.7,0.15,0.15"  # training, validation, test by row: fractions or rows
+    purge: int = -1  # windows left out before a border, because they overlap; -1: T + H - 1
+    shuffle: bool = True  # whether to shuffle the training windows
+    shuffle_block: int = 8192  # windows that are read together and shuffled among themselves
+    # model
+    width: int = 64  # hidden units of the LSTM
+    depth: int = 1  # number of layers of the LSTM
+    dropout: float = 0.2  # fraction of hidden units that dropout zeroes before the last layer
+    # optimizations
+    chunk_loader: bool = True
+    chunk_size_gb: float = 0.5  # memory of a chunk: two on the host, one on the GPU
+    resident: bool = True
+    num_workers: int = 0
