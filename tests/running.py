@@ -240,6 +240,12 @@ def newest_run(cwd: Path) -> Path:
     return max(newest.glob("phase-?"), default=newest)
 
 
+def resumes(cwd: Path) -> list[int]:
+    """Steps at which the newest run was resumed."""
+    events = map(json.loads, (newest_run(cwd) / "events.jsonl").read_text().splitlines())
+    return [event["step"] for event in events if event["event"] == "resumed"]
+
+
 def rows(cwd: Path) -> Iterator[dict[str, Any]]:
     """Rows of the newest run's metrics."""
     return map(json.loads, (newest_run(cwd) / "metrics.jsonl").read_text().splitlines())

@@ -138,7 +138,7 @@ def test_flags_that_cannot_be_followed_are_refused_and_leave_nothing(words, stop
 
 
 def test_the_printed_command_resumes_a_run_with_any_name(tmp_path):
-    words = ("--name", "eine große 'Sache'", "--max-steps", "2")
+    words = ("--name", "eine große Sache", "--max-steps", "2")
     done = check_run(TABULAR, "train", *SHORT, *words, cwd=tmp_path)
     command = re.findall("`(train --resume .+)`", done.out)[-1]
     assert "at step 4 of 4" in check_run(TABULAR, *split(command), cwd=tmp_path).out

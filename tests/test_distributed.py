@@ -28,6 +28,7 @@ from running import (
     losses,
     newest_run,
     one_error,
+    resumes,
     rows,
     run,
     step_of,
@@ -117,7 +118,7 @@ def test_two_ranks_train_stop_resume_and_evaluate_as_one(cell, place):
     train_ranks(project, "--resume", cwd=folder)
     assert_close(folder, workload, place)
     assert len(list((folder / "runs").iterdir())) == 1
-    assert status(folder)["resumes"] == [11]
+    assert resumes(folder) == [11]
     assert len(list(rows(folder))) == STEPS + len(measured(folder)), "one rank writes"
 
     words = ("evaluate", "--split", "validation", "--checkpoint", "last")
@@ -317,7 +318,7 @@ def test_a_kill_while_shards_are_saved_leaves_whole_checkpoints(is_named, place)
     main, _ = run_ranks(project, *words, cwd=folder, before=kill)
     assert main.code == -signal.SIGKILL
     train_ranks(project, "--resume", cwd=folder)
-    assert status(folder)["resumes"] == [16 if is_named else 8]
+    assert resumes(folder) == [16 if is_named else 8]
     checkpoints = newest_run(folder) / "checkpoints"
     assert sorted(map(step_of, checkpoints.iterdir())) == [16, 24]
     assert trained(folder) == pytest.approx(trained(alone("llm", place)), rel=1e-5)
@@ -484,7 +485,7 @@ def test_an_elastic_run_survives_the_kill_of_a_rank(place, undisturbed):
     assert running.returncode == 0, error[:6000]
     assert out.count("resumed at step") == 1, "rank 0 says it, once"
     assert len(list((folder / "runs").iterdir())) == 1
-    assert status(folder)["resumes"] == [8]
+    assert resumes(folder) == [8]
     assert_same(folder, undisturbed)
 
 

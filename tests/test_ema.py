@@ -127,8 +127,7 @@ def test_a_checkpoint_without_averages_is_refused_and_can_be_resumed(place):
     check_run(render(workload="tabular"), "train", *WORDS, "--max-steps", "12", cwd=place)
     refused = run(project, "evaluate", "--weights", "averaged", cwd=place)
     one_error(refused, "no averaged weights", "--weights averaged", "continue training")
-    result = run(project, "train", "--resume", cwd=place)
-    assert "note: hook ema starts without a state" in result.out
+    check_run(project, "train", "--resume", cwd=place)
     check_run(project, "evaluate", "--weights", "averaged", "--checkpoint", "last", cwd=place)
     refused = run(render(workload="tabular"), "evaluate", "--weights", "averaged", cwd=place)
     one_error(refused, "no hook has weights 'averaged'", "--weights")

@@ -148,17 +148,12 @@ def test_a_hooks_state_survives_stops_and_changes_no_loss(framework, hooked, pla
     assert counted(place) == [1000.0 * number + step for number, step in enumerate(ends, 1)]
 
 
-def test_a_checkpoint_without_a_state_and_a_state_without_a_hook_are_a_note_each(
-    hooked, place, plain
-):
+def test_a_hook_may_be_added_to_a_run_and_removed_again(hooked, place, plain):
     without = render(workload="tabular")
     counting = hooked("count", COUNT)
     check_run(without, "train", *WORDS, "--max-steps", "4", cwd=place)
-    result = run(counting, "train", "--resume", "--max-steps", "9", cwd=place)
-    note = "note: hook count starts without a state: the checkpoint has none"
-    assert result.out.count(note) == 1
-    result = run(without, "train", "--resume", cwd=place)
-    assert result.out.count("note: the state of hook count was skipped") == 1
+    check_run(counting, "train", "--resume", "--max-steps", "9", cwd=place)
+    check_run(without, "train", "--resume", cwd=place)
     assert losses(place) == losses(plain)
     assert weights(place) == weights(plain)
 
@@ -189,7 +184,7 @@ def test_an_error_in_a_hook_ends_the_run(hooked, place):
     assert result.code == 1
     assert "by chance" in result.err
     status = (newest_run(place) / "status.json").read_text()
-    assert re.search(r'"failed".*"OSError: by chance: bad\.py:\d+"', status, flags=re.DOTALL)
+    assert re.search(r'"failed".*"OSError: by chance"', status, flags=re.DOTALL)
 
 
 @pytest.mark.first(1)

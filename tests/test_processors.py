@@ -143,5 +143,5 @@ def test_an_account_without_utf8_home_git_and_compiler_works(bare_runs):
         assert "Traceback" not in result.err
 
 
-def test_a_locale_that_torchs_compiler_cannot_use_has_its_remedy(bare_runs):
-    one_error(bare_runs["compile"], "could not be compiled .UnicodeDecodeError", "set PYTHONUTF8=1")
+def test_a_locale_that_torchs_compiler_cannot_use_is_one_line(bare_runs):
+    one_error(bare_runs["compile"], "could not be compiled .UnicodeDecodeError")

@@ -82,13 +82,13 @@ def speed(records: list[Row]) -> list[Cells]:
 def machine(record: Record) -> list[Cells]:
     """Return when, where and how the run was trained."""
     environment = record.environment
-    resumes = [f"{step:,}" for step in record.status.get("resumes", [])]
+    resumed = [row["step"] for row in record.events if row.get("event") == "resumed"]
     return [
         ("device", environment.get("gpu")),
         *environment.get("versions", {}).items(),
         ("git", environment.get("git")),
         ("command", " ".join(environment.get("argv", []))),
-        ("resumed from steps", ", ".join(resumes)),
+        ("resumed from steps", ", ".join(f"{step:,}" for step in resumed)),
         ("duration", f"{duration(seconds(record))} from the start to the last log entry"),
     ]
 

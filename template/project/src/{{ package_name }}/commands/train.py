@@ -10,13 +10,14 @@ import shutil
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from ..engine.errors import UserError
 from ..engine.files import lock, read_json, write_text
-from ..engine.runs import CONFIG, amend, find_training, new_run, typed_run
+from ..engine.runs import CONFIG, find_training, new_run, typed_run
 
 if TYPE_CHECKING:
     from ..engine.compute.distributed import Distributed
@@ -24,10 +25,7 @@ if TYPE_CHECKING:
     from ..engine.run.session import Session
     from ..engine.settings.config import Settings
 
-# For `--minutes`, some steps are timed. The first ones are slow.
-FIRST_STEPS = 5
-MOST_STEPS = 50
-MEASURING_SHARE = 1 / 20  # of the minutes: the most that further timed steps take
+TIMED_STEPS = 10  # for `--minutes`; the last ones count, because the first ones are slow
 TRAINING_SHARE = 3 / 4  # of the minutes; the others are for evaluations
 # A resumed run may change these settings of data and model. Its checkpoint requires that a step
 # keeps its number of samples.
@@ -119,12 +117,11 @@ def train(
     with ExitStack() as holding:
         distributed.on_all_ranks(hold)
         changed = changes(folder, settings) if resumed else {}
-        limit = arguments.max_steps or 0
+        driver = Driver(distributed, arguments.max_steps or 0, changed)
         if settings.phases:
-            only = arguments.phase or 0
-            session = train_phases(folder, settings, distributed, limit, changed, only)
+            session = driver.train_phases(folder, settings, arguments.phase or 0)
         else:
-            session = train_run(folder, settings, distributed, limit, changed)
+            session = driver.train_run(folder, settings)
 
     if distributed.is_main:
         print_end(session, folder)
@@ -133,99 +130,95 @@ def train(
     return session.exit_code
 
 
-def train_run(
-    folder: Path,
-    settings: Settings,
-    distributed: Distributed,
-    limit: int,
-    changed: dict[str, object],
-) -> Session:
-    """Train in a folder, or resume what is in it; return the session, which has ended.
+@dataclass
+class Driver:
+    """Trains a run, or the phases of one.
 
     limit: stop after this step. changed: previous values of settings that a resume changes.
     """
+
+    distributed: Distributed
+    limit: int
+    changed: dict[str, object]
+
+    def train_run(self, folder: Path, settings: Settings) -> Session:
+        """Train in a folder, or resume what is in it; return the session, which has ended."""
+        from ..train import train
+
+        resumed = self.distributed.gather_objects((folder / CONFIG).exists())[0]
+        session = make_session(folder, settings, self.distributed, resumed)
+        session.limit = self.limit
+        if resumed:
+            session.changed = self.changed
+        with session:
+            train(session.start())
+        gc.unfreeze()  # lets go of the model, if another phase follows
+        return session
+
+    def train_phases(self, folder: Path, settings: Settings, only: int) -> Session:
+        """Train each phase as a run in a subfolder, from the last weights of the one before.
+
+        only: train this phase alone (from 1); 0: all phases that are not finished. Returns the last
+        session.
+        """
+        from ..engine.run.checkpoint import Checkpoint
+
+        is_main = self.distributed.is_main
+        if is_main and (self.changed or not (folder / CONFIG).exists()):
+            write_text(folder / CONFIG, settings.to_yaml())
+        last = only or len(settings.phases)
+        weights = settings.training.init_from
+        for number in range(1, last + 1):
+            phase = folder / f"phase-{number}"
+            status = self.distributed.gather_objects(read_json(phase / "status.json"))[0]
+            is_finished = status.get("state") == "finished"
+            if number == only and is_finished:
+                remedy = "--resume continues with the phases that are not"
+                raise UserError(f"phase {number} is finished", str(folder), remedy)
+            if number < only and not is_finished:
+                where = f"{folder}, step {status.get('step', 0)}"
+                raise UserError(f"phase {number} is not finished", where, "resume it first")
+
+            if number == last or not is_finished:
+                values = {"training.init_from": weights, "phases": []}
+                phase_settings = settings.phase(number).replaced(values, f"phase {number}")
+                session = self._train_phase(phase, phase_settings)
+                if not session.finished:
+                    break
+            weights = str(Checkpoint(phase / "checkpoints", self.distributed).find("last")["path"])
+        return session
+
+    def _train_phase(self, folder: Path, settings: Settings) -> Session:
+        """Train one phase in its folder; if the first one cannot begin, nothing is left behind."""
+        is_main = self.distributed.is_main
+        if is_main:
+            folder.mkdir(exist_ok=True)
+        try:
+            return self.train_run(folder, settings)
+        finally:
+            if is_main and not any(folder.parent.glob("phase-*")):
+                shutil.rmtree(folder.parent, ignore_errors=True)
+
+
+def make_session(
+    folder: Path,
+    settings: Settings,
+    distributed: Distributed,
+    resumed: bool = False,
+    trial: bool = False,
+) -> Session:
+    """Return a session that trains in a folder, on synthetic data if there are no others."""
     from ..assemble import assemble, open_store
     from ..engine.data.store import Store
     from ..engine.run.session import Session
-    from ..train import train
 
-    resumed = distributed.gather_objects((folder / CONFIG).exists())[0]
     # A resumed run whose data are gone must not continue on others.
     synthetic = not resumed or Store.may_be_synthetic(folder)
 
     def build(settings: Settings) -> Project:
         return assemble(settings, distributed, open_store(settings, synthetic))
 
-    session = Session(
-        folder, settings, build, distributed, limit, resumed, changed=changed if resumed else {}
-    )
-    with session:
-        train(session.start())
-    return session
-
-
-def train_phases(
-    folder: Path,
-    settings: Settings,
-    distributed: Distributed,
-    limit: int,
-    changed: dict[str, object],
-    only: int,
-) -> Session:
-    """Train each phase as a run in a subfolder, from the last weights of the one before.
-
-    only: train this phase alone (from 1); 0: all phases that are not finished. Returns the last
-    session.
-    """
-    from ..engine.run.checkpoint import Checkpoint
-
-    if distributed.is_main:
-        if changed:
-            amend(folder, settings.to_yaml(), "changed by a resume")
-        elif not (folder / CONFIG).exists():
-            write_text(folder / CONFIG, settings.to_yaml())
-    last = only or len(settings.phases)
-    weights = settings.training.init_from
-    for number in range(1, last + 1):
-        phase = folder / f"phase-{number}"
-        status = distributed.gather_objects(read_json(phase / "status.json"))[0]
-        is_finished = status.get("state") == "finished"
-        if number == only and is_finished:
-            remedy = "--resume continues with the phases that are not"
-            raise UserError(f"phase {number} is finished", str(folder), remedy)
-        if number < only and not is_finished:
-            where = f"{folder}, step {status.get('step', 0)}"
-            raise UserError(f"phase {number} is not finished", where, "resume it first")
-
-        if number == last or not is_finished:
-            values = {"training.init_from": weights, "phases": []}
-            phase_settings = settings.phase(number).replaced(values, f"phase {number}")
-            session = train_phase(phase, phase_settings, distributed, limit, changed)
-            if not session.finished:
-                break
-        weights = str(Checkpoint(phase / "checkpoints", distributed).find("last")["path"])
-    return session
-
-
-def train_phase(
-    folder: Path,
-    settings: Settings,
-    distributed: Distributed,
-    limit: int,
-    changed: dict[str, object],
-) -> Session:
-    """Train one phase in its folder; if the first one cannot begin, nothing is left behind."""
-    if distributed.is_main:
-        folder.mkdir(exist_ok=True)
-    try:
-        session = train_run(folder, settings, distributed, limit, changed)
-    except UserError:
-        phases = folder.parent.glob("phase-*")
-        if distributed.is_main and not any(phases):
-            shutil.rmtree(folder.parent, ignore_errors=True)
-        raise
-    gc.unfreeze()  # lets go of the model of this phase
-    return session
+    return Session(folder, settings, build, distributed, resumed=resumed, trial=trial)
 
 
 def print_end(session: Session, folder: Path) -> None:
@@ -274,7 +267,7 @@ def within(minutes: float, settings: Settings, distributed: Distributed) -> Sett
     if settings.phases:
         raise UserError("each phase has its own number of steps", "--minutes", "remove it")
     start_time = time.perf_counter()
-    seconds_per_step, num_steps = time_steps(60 * minutes, settings, distributed)
+    seconds_per_step, num_steps = time_steps(settings, distributed)
     gc.unfreeze()
     gc.collect()  # frees what the timed steps held
     seconds = 60 * minutes - (time.perf_counter() - start_time)
@@ -283,30 +276,19 @@ def within(minutes: float, settings: Settings, distributed: Distributed) -> Sett
     return settings.replaced({"training.max_steps": steps}, f"--minutes {minutes:g}")
 
 
-def time_steps(seconds: float, settings: Settings, distributed: Distributed) -> tuple[float, int]:
-    """Return the seconds of a step of the slowest rank, and how many steps the settings ask for.
-
-    seconds: the time planned for the whole run.
-    """
-    from ..assemble import assemble, open_store
-    from ..engine.run.session import Session
+def time_steps(settings: Settings, distributed: Distributed) -> tuple[float, int]:
+    """Return the seconds of a step of the slowest rank, and how many steps the settings ask for."""
     from ..train import train
 
-    def build(settings: Settings) -> Project:
-        return assemble(settings, distributed, open_store(settings))
-
-    trial = settings.replaced({"training.max_steps": MOST_STEPS}, "--minutes")
     with (
         TemporaryDirectory() as folder,
         redirect_stdout(io.StringIO()),
-        Session(Path(folder), trial, build, distributed, FIRST_STEPS, trial=True) as session,
+        make_session(Path(folder), settings, distributed, trial=True) as session,
     ):
+        session.limit = TIMED_STEPS
         run = session.start()
-        for _ in range(2):
-            train(run)
-            if session.exit_code or run.record is None:
-                raise SystemExit(session.exit_code)
-            seconds_per_step = max(distributed.gather_objects(run.record["step_ms"] / 1000))
-            run.limit += int(MEASURING_SHARE * seconds / seconds_per_step)
-        training = settings.training
-        return seconds_per_step, training.max_steps or training.epochs * run.steps_per_epoch
+        train(run)
+        if session.exit_code or run.record is None:
+            raise SystemExit(session.exit_code)
+        seconds_per_step = max(distributed.gather_objects(run.record["step_ms"] / 1000))
+        return seconds_per_step, run.num_steps

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from contextlib import suppress
 from pathlib import Path
 
 from .errors import UserError
-from .files import read_json, write_json, write_text
+from .files import read_json, write_json
 
 ROOT = "TRAINING_ROOT"  # the environment's name for another folder than the project's
 SOURCE = Path(__file__).parents[2]
 RUNS = Path("runs")
-NAME_BYTES = 255  # the longest name of a file or folder
+PLAIN_NAME = r"\w([\w .,+=@-]{0,60}\w)?"  # of a run: a folder on every system
 # Any of these marks a folder as a run, however early it died.
 CONFIG = "config.resolved.yaml"
 MARKS = (CONFIG, "status.json", "env.json", "metrics.jsonl", "checkpoints")
@@ -127,50 +128,22 @@ def new_run(name: str | None = None) -> Path:
     stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
     candidates = [stamp, *(f"{stamp}_{number}" for number in range(2, 100))]
     if name is not None:
-        is_plain = name.strip(" .") == name and Path(name).name == name and "\\" not in name
         # The commands that the run prints must be readable as such.
-        is_word = name.isprintable() and not name.startswith("-")
-        is_short = len(os.fsencode(name)) <= NAME_BYTES
-        if not (name and is_plain and is_word and is_short):
+        if not re.fullmatch(PLAIN_NAME, name):
             what = f"run name {name[:60]!r} is not a plain folder name"
             raise UserError(what, "--name", "use letters, digits, - and _, with no - at the start")
         candidates = [name]
 
     # Two runs that start within one second both get a folder: only one `mkdir` succeeds.
     for candidate in candidates:
-        folder = RUNS / candidate
-        try:
-            folder.mkdir(parents=True)
-        except FileExistsError:
-            continue
-        except OSError as error:
-            what = f"cannot make the run folder: {error.strerror}"
-            remedy = "make that folder writable, or name another by $TRAINING_ROOT"
-            raise UserError(what, str(folder.absolute()), remedy) from error
-        return folder
+        with suppress(FileExistsError):
+            (RUNS / candidate).mkdir(parents=True)
+            return RUNS / candidate
     remedy = f"choose another name, or continue it with --resume {name}"
     raise UserError(f"run '{candidates[0]}' exists already", f"{RUNS}/", remedy)
 
 
-def amend(run: Path, text: str, since: str) -> None:
-    """Replace a run's settings and mark the changed lines."""
-    path = run / CONFIG
-    old_lines = path.read_text(encoding="utf-8").splitlines()
-    lines = text.splitlines()
-    # Another number of lines is another version's: then none is marked.
-    if len(old_lines) == len(lines):
-        for index, old_line in enumerate(old_lines):
-            # Compare without where the values came from.
-            is_same = lines[index].partition("  # ")[0] == old_line.partition("  # ")[0]
-            lines[index] = old_line if is_same else f"{lines[index]}, {since}"
-    write_text(path, "\n".join([*lines, ""]))
-
-
-def write_status(run: Path, state: str, reason: str, step: int, resumed: bool = False) -> None:
+def write_status(run: Path, state: str, reason: str, step: int) -> None:
     """Write status.json. A full disk is no error: what ended the run matters more."""
-    path = run / "status.json"
-    resumes = read_json(path).get("resumes", [])
-    if resumed:
-        resumes.append(step)
     with suppress(OSError):
-        write_json(path, {"state": state, "reason": reason, "step": step, "resumes": resumes})
+        write_json(run / "status.json", {"state": state, "reason": reason, "step": step})

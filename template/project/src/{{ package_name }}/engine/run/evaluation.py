@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from itertools import islice
 from typing import Any
 
 import torch
@@ -21,16 +20,15 @@ def evaluate(
     precision: Precision,
     distributed: Any,
     stop: Callable[[], bool] = bool,
-    limit: int | None = None,
 ) -> dict[str, float] | None:
     """Return metrics by name: each is a sum divided by its own count, and `loss` is per target.
 
-    Return None if `stop()` becomes true. limit: number of batches, if not all. There is one host
-    sync, at the end. No random number is drawn, so an evaluation does not change the training.
+    Return None if `stop()` becomes true. There is one host sync, at the end. No random number is
+    drawn, so an evaluation does not change the training.
     """
     totals: dict[str, Tensor] = {}  # by metric: (sum, count)
     was_training = model.training
-    batches = islice(loader.epoch(0), limit)
+    batches = loader.epoch(0)
     bar = tqdm(batches, "evaluating", len(loader), leave=False, disable=None, unit="batch")
     model.eval()
     try:

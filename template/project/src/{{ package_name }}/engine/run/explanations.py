@@ -15,16 +15,10 @@ PACKAGE = __package__.partition(".")[0]
 # cuDNN.
 GPU_MEMORY = ("OutOfMemoryError", "error: out of memory", "_ALLOC_FAILED", "_ALLOCATION_FAILED")
 
-
 KNOWN = {
     r"^torch\._(dynamo|inductor).*(Cxx|C compiler)": (  # in words of Inductor or Triton
         "no working C++ compiler found: compile.enabled: "
         "install one, such as g++, or --compile.enabled false"
-    ),
-    # Inductor reads its own files in the locale's encoding.
-    r"^torch\._(dynamo|inductor).*UnicodeDecodeError": (
-        "a block could not be compiled ({first}): compile.enabled: "
-        "set PYTHONUTF8=1, or --compile.enabled false"
     ),
     r"^torch\._(dynamo|inductor)": (
         "a block could not be compiled ({first}): compile.enabled: "
@@ -42,15 +36,11 @@ KNOWN = {
     "No space left on device|Disk quota exceeded|File too large|PytorchStreamWriter failed": (
         "a file could not be written ({first}): {command}: free some space"
     ),
-    "Permission denied|Read-only file system": (
-        "a file or folder cannot be used ({first}): {command}: change its permissions, or "
-        "use a copy of the folder"
+    "Permission denied|Read-only file system|Not a directory": (
+        "a file or folder cannot be used ({first}): {command}: check the path, "
+        "change its permissions, or use a copy of the folder"
     ),
     "File name too long": "a path is too long ({first:.60}…): {command}: use a shorter one",
-    "Input/output error": "a disk does not read or write ({first}): {command}: check it",
-    r"No such file or directory: '.*step-\d{8}": (  # a training removes old checkpoints
-        "a checkpoint was removed while it was read ({first}): {command}: run the command again"
-    ),
     "CUDA driver error": (  # a virtual GPU, or WSL
         "{first}: {command}: try PYTORCH_ALLOC_CONF=expandable_segments:False"
     ),
@@ -61,10 +51,6 @@ KNOWN = {
     "deterministic implementation": (
         "{operation} cannot be deterministic: reproducibility.deterministic: "
         "replace the operation, or DETERMINISTIC=0"
-    ),
-    "baseline optimizations": (
-        "numpy cannot be loaded: {first}: "
-        "this CPU is older than those that it was built for: install an older numpy"
     ),
 }
 """Lines for failures: by a regular expression of the error's module and a library's words."""
@@ -98,11 +84,11 @@ def unloadable(error: BaseException | None, first: str) -> UserError | None:
     name = (getattr(error, "name", None) or first).partition(".")[0]
     if isinstance(error, ImportError) and name != PACKAGE:
         remedy = "`make setup` installs it if pyproject.toml lists it; another version may lack it"
-        return UserError(f"{name} cannot be loaded", first, remedy)
-    if isinstance(error, OSError) and "shared object" in first:  # so torch misses libgomp
+    elif isinstance(error, OSError) and "shared object" in first:  # so torch misses libgomp
         remedy = "install it with the packages of the system"
-        return UserError(f"{name} cannot be loaded", first, remedy)
-    return None
+    else:
+        return None
+    return UserError(f"{name} cannot be loaded", first, remedy)
 
 
 def missing_memory(error: BaseException | None) -> str:

@@ -97,27 +97,23 @@ class RankStates:
 class Hooks:
     """The hooks in `hooks/`, by name; checkpoints store the states of hooks that have one.
 
-    trial: leave out hooks that take no part in trials. notes: gets a line for each hook whose state
-    is not in a checkpoint, and for each state whose hook does not exist.
+    trial: leave out hooks that take no part in trials.
     """
 
-    def __init__(self, trial: bool, notes: list[str]):
+    def __init__(self, trial: bool):
         self.all: dict[str, Hook] = {}
         for module in discover("hooks", "Hook"):
             hook = module.Hook()
             if not trial or getattr(hook, "trials", True):
                 self.all[module.__name__.rpartition(".")[2]] = hook
-        self.with_state = {
-            name: hook for name, hook in self.all.items() if hasattr(hook, "state_dict")
-        }
-        self.notes = notes
 
     def state_dict(self) -> dict[str, Any]:
         """Collect the hooks' states on every rank. Those of rank 0 are saved; no tensor is cut.
 
         Raises `UserError` for a value that `torch.load(weights_only=True)` would reject on resume.
         """
-        states = {name: hook.state_dict() for name, hook in self.with_state.items()}
+        with_state = {name: hook for name, hook in self.all.items() if hasattr(hook, "state_dict")}
+        states = {name: hook.state_dict() for name, hook in with_state.items()}
         plain_types = (bool, int, float, str, type(None))
         for value in tree_leaves(states):
             if not isinstance(value, Tensor) and type(value) not in plain_types:
@@ -127,13 +123,9 @@ class Hooks:
         return states
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for name, hook in self.with_state.items():
-            if name in state:
-                hook.load_state_dict(state[name])
-            else:
-                self.notes.append(f"hook {name} starts without a state: the checkpoint has none")
-        for name in sorted(state.keys() - self.with_state.keys()):
-            self.notes.append(f"the state of hook {name} was skipped: there is no such hook")
+        """Restore the hooks; one that is new starts without a state."""
+        for name in state.keys() & self.all.keys():
+            self.all[name].load_state_dict(state[name])
 
 
 def seed_everything(seed: int) -> None:
@@ -152,11 +144,10 @@ def random_state() -> dict[str, Any]:
 
     Of the CUDA generators, only that of the device in use is in it.
     """
-    version, internal, gauss = random.getstate()
     name, keys, *others = cast(Any, np.random.get_state())
     return {
-        "python": [version, list(internal), gauss],
-        "numpy": [name, torch.from_numpy(keys.astype(np.int64)), *others],
+        "python": random.getstate(),
+        "numpy": (name, torch.from_numpy(keys.astype(np.int64)), *others),
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
     }
@@ -164,8 +155,7 @@ def random_state() -> dict[str, Any]:
 
 def set_random_state(state: dict[str, Any]) -> None:
     """Restore the random generators."""
-    version, internal, gauss = state["python"]
-    random.setstate((version, tuple(internal), gauss))
+    random.setstate(state["python"])
     name, keys, *others = state["numpy"]
     np.random.set_state((name, keys.numpy().astype(np.uint32), *others))
     torch.set_rng_state(state["torch"])

@@ -80,7 +80,7 @@ class Run:
         self.num_steps = training.max_steps or training.epochs * self.steps_per_epoch
         self.global_batch_size = self.loader.order.batch_size_all_ranks * self.accumulation
         self.step_fraction = 1.0  # samples of the current step, as a fraction of a complete one
-        self.hooks = Hooks(self.trial, self.notes)
+        self.hooks = Hooks(self.trial)
 
         tracker = None
         if project.distributed.is_main and not self.trial:

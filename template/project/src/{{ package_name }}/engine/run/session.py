@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import shutil
 import signal
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING
 from ..errors import NonFinite, UserError
 from ..files import read_json, write_text
 from ..log.report import write_report
-from ..runs import CONFIG, amend, write_status
+from ..runs import CONFIG, write_status
 from ..signals import Signals
 from .environment import device_line, write_environment
 from .explanations import advice, explain
@@ -54,29 +53,16 @@ class Session:
         self, kind: type | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.closing.close()
-        explained = self._explain(error)
+        batch_size = self.run.loader.order.batch_size if self.run is not None else None
+        explained = explain(error, self.settings, batch_size)
+        if isinstance(error, NonFinite) and self.run is not None:
+            explained = explain_non_finite(error, self.run)
+            explained.reported = not self.is_main  # all ranks have seen it
         if self.is_main:
             self._write_outcome(explained or error)
         self.signals.restore()
         if explained is not None:
-            explained.reported = not self.is_main and isinstance(error, NonFinite)
             raise explained from error
-
-    def _explain(self, error: BaseException | None) -> UserError | None:
-        """Return one line for an error that a setting can fix; None for any other."""
-        if isinstance(error, NonFinite) and self.run is not None:
-            return self._explain_non_finite(error, self.run)
-        batch_size = self.run.loader.order.batch_size if self.run is not None else None
-        return explain(error, self.settings, batch_size)
-
-    def _explain_non_finite(self, error: NonFinite, run: Run) -> UserError:
-        for explained in run.call_hooks("explain", error):
-            if isinstance(explained, UserError):
-                return explained
-        epoch, _, _ = run.batches_of(error.step - 1)
-        remedy = f"{advice(run.settings, run.project.precision.name)}; or look for its cause"
-        remedy += " in model.py, forward, or in dataset.py: the extra diagnose names it"
-        return UserError(str(error), f"epoch {epoch + 1}", remedy)
 
     # --- the start
 
@@ -100,11 +86,11 @@ class Session:
 
     def _introduce(self, run: Run) -> None:
         """Print what is trained and how; write it to the run's folder."""
-        notes = [*run.notes]
-        notes += run.project.startup_notes(run.loader, run.validation)
+        notes = [*run.notes, *run.project.startup_notes(run.loader, run.validation)]
         if self.resumed:
             run.log.line(f"resumed at step {run.step} of {run.num_steps}")
-            notes += self._amend_settings(run.step, run.project.precision.name)
+            run.log.event(run.step, "resumed")
+            notes += self._changes(run)
         run.project.optimizations.append(run.loader.order.describe())
         num_parameters = sum(weight.numel() for weight in run.project.model.parameters())
         run.log.line(f"{self.folder}: {device_line(run.project.device)}")
@@ -116,6 +102,8 @@ class Session:
             run.log.line(f"note: {note}")
         if not self.is_main:
             return
+        if self.changed:
+            write_text(self.folder / CONFIG, self.settings.to_yaml())
         write_environment(
             self.folder,
             run.project.device,
@@ -125,20 +113,20 @@ class Session:
             parameters=num_parameters,
         )
         run.project.store.remember(self.folder)
-        write_status(self.folder, "running", "", run.step, resumed=self.resumed)
+        write_status(self.folder, "running", "", run.step)
 
-    def _amend_settings(self, step: int, precision: str) -> list[str]:
-        """Write the values that hold from here on into the run's settings; return notes on them."""
-        since = f"from step {step} on"
-        if self.is_main and self.changed:
-            amend(self.folder, self.settings.to_yaml(), since)
+    def _changes(self, run: Run) -> list[str]:
+        """Return a note on each value that is not the one with which the run began."""
         notes = []
         for key, before in self.changed.items():
-            notes.append(f"{since} {key} is {self.settings.value(key)}; it was {before}")
+            after = self.settings.value(key)
+            notes.append(f"from step {run.step} on {key} is {after}; it was {before}")
         # On another card, `auto` may be another precision.
+        precision = run.project.precision.name
         for entry in read_json(self.folder / "env.json").get("optimizations", []):
             if entry["name"] == "precision" and entry["state"] != precision:
-                notes.append(f"{since} the precision is {precision}; it was {entry['state']}")
+                what = f"from step {run.step} on the precision is {precision}"
+                notes.append(f"{what}; it was {entry['state']}")
         return notes
 
     # --- the outcome
@@ -170,25 +158,24 @@ class Session:
 
     def _outcome(self, error: BaseException | None) -> tuple[str, str]:
         """Return the state and the reason."""
+        # `train | head` breaks the pipe: that is no failure.
         if isinstance(error, UserError):
             return "failed", str(error)
-        reason = ""
-        if error is not None:
-            reason = f"{type(error).__name__}: {error}{place_of(error)}"
-        elif self.exit_code:
-            reason = signal.Signals(self.exit_code - 128).name
-        elif not self.finished:
-            reason = "--max-steps"
-        # `train | head` breaks the pipe: that is no failure.
         if error is not None and not isinstance(error, BrokenPipeError):
-            return "failed", reason
-        return "finished" if self.finished else "stopped", reason
+            return "failed", f"{type(error).__name__}: {error}"
+        if self.finished:
+            return "finished", ""
+        if self.exit_code:
+            return "stopped", signal.Signals(self.exit_code - 128).name
+        return "stopped", "--max-steps"
 
 
-def place_of(error: BaseException) -> str:
-    """Return `: model.py:59`, the innermost line in this package; empty if there is none."""
-    package = str(Path(__file__).parents[2])
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if frame.filename.startswith(package):
-            return f": {Path(frame.filename).name}:{frame.lineno}"
-    return ""
+def explain_non_finite(error: NonFinite, run: Run) -> UserError:
+    """Return the line of a hook for a loss or gradient that is not finite, or else advice."""
+    for explained in run.call_hooks("explain", error):
+        if isinstance(explained, UserError):
+            return explained
+    epoch, _, _ = run.batches_of(error.step - 1)
+    remedy = f"{advice(run.settings, run.project.precision.name)}; or look for its cause"
+    remedy += " in model.py, forward, or in dataset.py: the extra diagnose names it"
+    return UserError(str(error), f"epoch {epoch + 1}", remedy)
