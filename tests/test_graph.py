@@ -331,7 +331,7 @@ def test_rows_of_a_stock_come_together_over_blocks_and_files(tmp_path, monkeypat
 
     def read():
         with module("engine.data.store").StoreWriter(tmp_path / "data", "graph") as writer:
-            return module("commands.prepare").read_stocks(writer, tmp_path, {})[0]
+            return module("prepare.stocks").read_stocks(writer, tmp_path, {})[0]
 
     table = prices()
     assert list(read()) == list(NAMES)

@@ -99,6 +99,8 @@ def test_imports_lead_down_and_in_no_circle(answers):
     for module, imports in edges.items():
         if module.startswith("engine."):
             assert [other for other in imports if not other.startswith("engine.")] == [], module
+        if module.startswith("commands."):
+            assert [other for other in imports if other.startswith("commands.")] == [], module
         if not of_an_extra(module) and module != "config":  # which lists all sections
             assert [other for other in imports if of_an_extra(other)] == [], module
 

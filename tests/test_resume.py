@@ -126,6 +126,21 @@ def test_sigkill_at_a_random_point(point, place, reference):
     finish(place, reference, framework)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc names the workers")
+def test_a_resume_right_after_a_kill_gets_the_lock_while_workers_live(place, reference):
+    """A child process of the run must not hold its lock."""
+    project = render(workload="tabular", loader="dataloader")
+    words = ("--data.num_workers", "2", "--data.persistent_workers", "true")
+    running = start(project, "train", *OPTIONS, *words, cwd=place)
+    running.wait_for_rows(5)
+    children = Path(f"/proc/{running.pid}/task/{running.pid}/children")
+    workers = [Path("/proc", number) for number in children.read_text().split()]
+    running.kill()
+    running.wait()
+    assert any(worker.exists() for worker in workers), "they notice it some seconds later"
+    finish(place, reference)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
 @pytest.mark.parametrize("framework", choices("framework"))
 @pytest.mark.cover(1)

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..engine.compute import gpus
+from ..engine.run.explanations import failure
 from ..engine.settings.sources import read
-from .doctor import failure
 
 if TYPE_CHECKING:
     from ..config import Settings

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..engine.runs import find_run
 from ..prepare.splits import add_input
+from ..prepare.stocks import long_enough, read_stocks
 from ..trained import (
     add_flags,
     choose_split,
@@ -21,7 +22,6 @@ from ..trained import (
     output_path,
     write_output,
 )
-from .prepare import long_enough, read_stocks
 
 if TYPE_CHECKING:
     from ..dataset import Arrays, Plan

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import UserError
 from ..engine.runs import find_run, typed_path
+from ..prepare.pairs import is_header
 from ..texts import check_text, has_rows, lines, rows
 from ..trained import add_flags, choose_split, open_run, output_path, write_output
-from .prepare import is_header
 
 if TYPE_CHECKING:
     from ..engine.data.loader import Loader

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import UserError
 from ..engine.runs import typed_path
+from ..prepare.pairs import is_header
 from ..prepare.splits import (
     SPLITS,
     add_dry_run,
@@ -31,9 +32,6 @@ if TYPE_CHECKING:
 
 BYTES = 257  # the smallest vocabulary of byte pairs: all bytes, and the end of a text
 TOGETHER = 1024  # pairs that are fetched at a time
-# Names of columns in a header.
-SOURCE_NAMES = {"source", "src", "input", "text", "document", "article", "question", "prompt"}
-TARGET_NAMES = {"target", "tgt", "output", "summary", "answer", "response", "translation", "label"}
 Text = tuple[str, str, str]
 """Source, target, and their place in a file."""
 
@@ -349,14 +347,6 @@ def read_rows(path: Path, arguments: argparse.Namespace) -> Iterator[tuple[str, 
     else:
         what = "the file is not .tsv or .jsonl (also .gz), nor .parquet"
         raise UserError(what, str(path), "rename or convert the file")
-
-
-def is_header(cells: list[str], *keys: str) -> bool:
-    """Whether the first line of a .tsv file names its columns: `keys`, or frequent names."""
-    names = [cell.strip().lower() for cell in cells]
-    if names[: len(keys)] == [key.lower() for key in keys]:
-        return True
-    return len(names) == 2 and names[0] in SOURCE_NAMES and names[1] in TARGET_NAMES
 
 
 def encode(

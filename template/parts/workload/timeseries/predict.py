@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..engine.runs import find_run
+from ..prepare.new import add_new, new_store
 from ..trained import (
     add_flags,
     choose_split,
@@ -18,7 +19,6 @@ from ..trained import (
     output_path,
     write_output,
 )
-from .prepare import add_new, new_store
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import UserError
 from ..engine.runs import typed_path
+from ..prepare.new import arrays_of
 from ..prepare.splits import add_dry_run, borders, destination, print_summary
 
 if TYPE_CHECKING:
-    from ..engine.data.store import Array, Store
+    from ..engine.data.store import Array
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -95,52 +95,3 @@ def purged_borders(split: str, count: int, purge: int) -> dict[str, list[int]]:
             remedy = "give it more rows, or use a smaller --purge"
             raise UserError(f"no {name} window is left", f"--split {split}", remedy)
     return splits
-
-
-def arrays_of(path: Path, names: list[str]) -> list[Array]:
-    """Return the named datasets of the file: `features`, and `targets` if there are two names."""
-    from ..engine.data.hdf5 import hdf5_arrays
-
-    datasets = hdf5_arrays(path, *names)
-    expected = (("features", "(N, T, F)"), ("targets", "(N, H)"))
-    arrays = []
-    for name, (role, axes) in zip(names, expected, strict=False):
-        shape = datasets[name].shape
-        if len(shape) != axes.count(",") + 1:
-            where = f"{path}, dataset '{name}'"
-            remedy = "check --datasets"
-            if len(shape) == 1:
-                remedy = f"write it as (N, 1), such as {role}[:, None], or check --datasets"
-            raise UserError(f"shape {shape} where {axes} is expected", where, remedy)
-        arrays.append(replace(datasets[name], name=role))
-    return arrays
-
-
-def add_new(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of `predict` for new data."""
-    parser.add_argument(
-        "--input", type=typed_path, metavar="FILE", help="HDF5 file with new features (N, T, F)"
-    )
-
-
-def new_store(path: Path, flags: dict[str, Any], trained: Store, folder: Path) -> None:
-    """Write new windows, without targets, as a dataset into `folder`.
-
-    It has the metadata of the training data.
-    """
-    from ..dataset import check_values
-    from ..engine.data.hdf5 import refer
-    from ..engine.data.store import StoreWriter
-
-    facts = trained.facts
-    names = trained.source.get("datasets", ["features"])
-    (features,) = arrays_of(path, names[:1])
-    expected = (facts["history"], facts["columns"])
-    if features.shape[1:] != expected:
-        what = f"windows of {features.shape[1:]}, but {expected} in the training data"
-        raise UserError(what, str(path), "provide windows of the same shape")
-    check_values(features, border=0)
-    with StoreWriter(folder, trained.workload) as writer:
-        refer(writer, features=features)
-        writer.facts = facts
-        writer.splits = {"input": [0, features.shape[0]]}

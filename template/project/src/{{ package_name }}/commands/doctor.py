@@ -10,9 +10,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ..engine.compute.gpus import chosen_precision, this_card
-from ..engine.errors import UserError
 from ..engine.run.environment import device_line, versions
-from ..engine.run.explanations import explain
+from ..engine.run.explanations import failure
 
 if TYPE_CHECKING:
     import torch
@@ -50,13 +49,6 @@ def run(arguments: argparse.Namespace, load: Callable[[], Settings]) -> int:
     for row in describe(settings, distributed, {"fused optimizer": is_fused(settings)}):
         print(f"{row['name']:26} {row['state']:10} {row['why']}")
     return code
-
-
-def failure(error: Exception, settings: Settings) -> str:
-    """Describe an error in one line."""
-    explained = explain(error, settings) or error
-    line = str(explained).partition("\n")[0]
-    return line if isinstance(explained, UserError) else f"{type(error).__name__}: {line}"
 
 
 def check_device(settings: Settings, device: torch.device) -> str:
