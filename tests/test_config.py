@@ -142,6 +142,7 @@ def test_the_stronger_source_wins_for_every_setting(key):
     for weaker, stronger in itertools.combinations([*sources[:1], *sources], 2):
         both = load({weaker: weak, stronger: strong})
         assert (both.value(key), both.origins[key]) == (expected, stronger)
+    assert config.load(write(both.to_yaml())).value(key) == expected
 
 
 @pytest.mark.parametrize("text", ["2024", "1e3", "Daten – Ä/ü ö", "no", "a # b", "[x", "~", "null"])
@@ -249,6 +250,9 @@ class Look(Section):
     every_seconds: float = Field(10.0, ge=0)
     """Seconds between two looks."""
 
+    limit: int | None = None
+    """Most looks. null: no limit."""
+
 
 class Hook:
     def start(self, run):
@@ -280,7 +284,13 @@ def hooked(tmp_path_factory):
 def test_a_section_of_a_hook_is_a_section_like_any_other(hooked, capsys):
     module = imported(hooked, "config")
     command = imported(hooked, "__main__")
-    assert [key for key in module.SETTINGS if key not in config.SETTINGS] == ["look.every_seconds"]
+    own = [key for key in module.SETTINGS if key not in config.SETTINGS]
+    assert own == ["look.every_seconds", "look.limit"]
+    for text in ("null", "", "5"):
+        limit = module.load(overrides=[("look.limit", text)])
+        assert module.load(write(limit.to_yaml())).value("look.limit") == (
+            5 if text == "5" else None
+        )
     assert command.main(["train", "--help"]) == 0
     assert "Seconds between two looks." in " ".join(capsys.readouterr().out.split())
     write("look: {every_seconds: 3}")
@@ -322,13 +332,13 @@ def test_settings_of_a_part_that_was_taken_away(hooked, capsys):
     run = write(settings.to_yaml() + "engine.of: 1\n", "config.resolved.yaml")
     again = config.load(run, "fast", resolved=True)
     notes = capsys.readouterr().err.splitlines()
-    assert [note.split()[1] for note in notes] == ["look.every_seconds", "engine.of"]
+    assert [note.split()[1] for note in notes] == ["look.every_seconds", "look.limit", "engine.of"]
     assert again.monitor.every_steps == 7
     assert again.phase(1).model.dropout == 0.3
     assert again.phases == ({"training.max_steps": 3, "model.dropout": 0.3},)
     with pytest.raises(errors.UserErrors) as raised:
         config.load(run)
-    assert len(raised.value.errors) == 4
+    assert len(raised.value.errors) == 5
 
 
 # ---- the command line --------------------------------------------------------------------------
@@ -355,7 +365,7 @@ def test_help_has_every_setting_with_range_default_environment_name_and_meaning(
         setting = config.SETTINGS[key]
         (shown,) = re.findall(rf"^  --{re.escape(key)} VALUE\s+(.+)$", text, flags=re.MULTILINE)
         assert shown.startswith(schema.allowed(setting.annotation, setting.metadata))
-        assert f"default {setting.default}".lower() in shown.lower()
+        assert schema.yaml_line("default", setting.default) in shown
         assert " ".join(setting.description.split()) in shown
         variables = [name for name, target in config.ENVIRONMENT.items() if target == key]
         assert all(f"${name}" in shown for name in variables)

@@ -37,7 +37,8 @@ def test_a_closed_output_stops_a_run_in_one_line(tmp_path):
     assert trained.wait() == 128 + signal.SIGPIPE
     assert said.splitlines()[-1:] == ["stopped: the output of train was closed"]
     assert "Traceback" not in said
-    assert json.loads((tmp_path / "runs/a/status.json").read_text())["state"] == "stopped"
+    status = json.loads((tmp_path / "runs/a/status.json").read_text())
+    assert (status["state"], status["reason"]) == ("stopped", "its output was closed")
     assert (tmp_path / "runs/a/report.md").exists()
 
 

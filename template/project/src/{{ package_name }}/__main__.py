@@ -22,7 +22,7 @@ from .engine.errors import RANK, UserError, UserErrors, note
 from .engine.plugins import names
 from .engine.run.explanations import explain
 from .engine.runs import ROOT, prepare_process, project_root, typed_path
-from .engine.settings.config import allowed
+from .engine.settings.config import allowed, yaml_line
 from .engine.settings.sources import suggestion
 from .engine.signals import end, listen
 
@@ -228,8 +228,9 @@ def add_settings(parser: argparse.ArgumentParser, described: bool) -> None:
         text = argparse.SUPPRESS
         if described:
             values = allowed(setting.annotation, setting.metadata)
+            default = yaml_line("default", setting.default)
             variables = [f", ${name}" for name, target in ENVIRONMENT.items() if target == key]
-            text = f"{values} (default {setting.default}{''.join(variables)}) {setting.description}"
+            text = f"{values} ({default}{''.join(variables)}) {setting.description}"
         # In a help text of argparse, `%` starts a placeholder.
         help_text = text.replace("%", "%%")
         group.add_argument(f"--{key}", metavar="VALUE", default=argparse.SUPPRESS, help=help_text)

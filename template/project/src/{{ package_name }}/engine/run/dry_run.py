@@ -114,11 +114,15 @@ def check_model(model: Any) -> None:
 
 def check_batch(batch: Batch) -> None:
     """Raise `UserError` if a tensor's first axis is not the samples."""
-    count = len(batch["present"])
-    for name, value in batch.items():
-        if not _has_samples(value, count):
-            what = f"batch['{name}'] of {count} samples is {kind(value)}"
-            raise UserError(what, "dataset.py, Samples.batch", "make the samples its first axis")
+    check_samples(batch, len(batch["present"]), "dataset.py, Samples.batch")
+
+
+def check_samples(values: Batch, count: int, where: str) -> None:
+    """Raise `UserError` for a value that is not a tensor of `count` samples."""
+    for name, value in values.items():
+        if not isinstance(value, Tensor) or value.shape[:1] != (count,):
+            what = f"'{name}' of {count} samples is {kind(value)}"
+            raise UserError(what, where, "return a tensor whose first axis is the samples")
 
 
 def check_output(output: Any) -> None:
@@ -144,11 +148,7 @@ def check_predictions(predictions: Any, batch: Batch) -> None:
     if not isinstance(predictions, dict):
         remedy = "return a dictionary of tensors by name"
         raise UserError(f"predict returns {kind(predictions)}", PREDICT, remedy)
-    count = len(batch["present"])
-    for name, value in predictions.items():
-        if not _has_samples(value, count):
-            what = f"'{name}' of {count} samples is {kind(value)}"
-            raise UserError(what, PREDICT, "return a tensor whose first axis is the samples")
+    check_samples(predictions, len(batch["present"]), PREDICT)
     if "prediction" not in predictions or "target" not in batch:
         return
     prediction = predictions["prediction"]
@@ -158,10 +158,6 @@ def check_predictions(predictions: Any, batch: Batch) -> None:
     if are_alike and prediction.shape != target.shape:
         what = f"'prediction' is {kind(prediction)}, and 'target' is {kind(target)}"
         raise UserError(what, PREDICT, "give both the same axes, as by squeeze(1)")
-
-
-def _has_samples(value: Any, count: int) -> bool:
-    return isinstance(value, Tensor) and value.shape[:1] == (count,)
 
 
 def kind(value: object) -> str:

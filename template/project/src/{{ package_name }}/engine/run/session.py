@@ -158,13 +158,15 @@ class Session:
 
     def _outcome(self, error: BaseException | None) -> tuple[str, str]:
         """Return the state and the reason."""
-        # `train | head` breaks the pipe: that is no failure.
         if isinstance(error, UserError):
             return "failed", str(error)
-        if error is not None and not isinstance(error, BrokenPipeError):
+        is_closed = isinstance(error, BrokenPipeError)  # by `train | head`
+        if error is not None and not is_closed:
             return "failed", f"{type(error).__name__}: {error}"
         if self.finished:
             return "finished", ""
+        if is_closed:
+            return "stopped", "its output was closed"
         if self.exit_code:
             return "stopped", signal.Signals(self.exit_code - 128).name
         return "stopped", "--max-steps"

@@ -267,8 +267,9 @@ class Settings(Section):
         for key, field in catalogue(type(self)).items():
             value = self.value(key)
             if value != field.default:
-                row = (key, value, field.default, self.origins[key])
-                rows.append(dict(zip(("name", "value", "default", "origin"), row, strict=True)))
+                origin = self.origins[key]
+                row = {"name": key, "value": value, "default": field.default, "origin": origin}
+                rows.append(row)
         return rows
 
     def replaced(self, values: Mapping[str, Any], origin: str) -> Self:
@@ -313,7 +314,7 @@ class Settings(Section):
 
 
 def yaml_line(name: str, value: object) -> str:
-    """Return `name: value` as one line of YAML."""
+    """Return `name: value` as one line of YAML, as in config.yaml."""
     # In flow style, any value is on one line; the braces around it are cut off.
     text = yaml.safe_dump(
         {name: value}, default_flow_style=True, allow_unicode=True, sort_keys=False, width=10**6
