@@ -198,7 +198,7 @@ def test_what_an_alert_of_divergence_is(loss, best, step, expected):
     precision = SimpleNamespace(name="fp32")
     run = SimpleNamespace(
         progress=progress.Progress(step=step, best_loss=best, best_step=4),
-        last_step=100,
+        num_steps=100,
         settings=config.load(),
         project=SimpleNamespace(precision=precision),
     )

@@ -217,9 +217,9 @@ def test_a_full_disk_ends_no_training_at_a_record(place, reference):
     """Records that the disk has no room for wait in memory."""
 
     def fill():
-        from my_training.engine.log.metrics_file import MetricsFile  # type: ignore[import-not-found]
+        from my_training.engine.log.run_log import RunLog  # type: ignore[import-not-found]
 
-        real_open = MetricsFile.open
+        real_start = RunLog.start
         flushes = iter(range(10**9))
 
         class Full:
@@ -233,11 +233,12 @@ def test_a_full_disk_ends_no_training_at_a_record(place, reference):
                     raise OSError(28, "No space left on device")
                 self.file.flush()
 
-        def open_full(self, *steps):
-            real_open(self, *steps)
-            self.file = Full(self.file)
+        def start_full(self, *position):
+            address = real_start(self, *position)
+            self._file = Full(self._file)
+            return address
 
-        MetricsFile.open = open_full
+        RunLog.start = start_full
 
     done = train(place, before=fill)
     assert done.code == 0, done.err

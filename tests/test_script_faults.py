@@ -3,15 +3,19 @@
 An owner's edit is code at the end of `train.py`, where it replaces what has the same name.
 """
 
+import fcntl
 import functools
 import gzip
 import hashlib
 import json
 import os
 import pickle
+import re
 import shutil
 import signal
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -313,6 +317,101 @@ def test_the_users_settings_of_the_allocator_are_kept(workload, name, tmp_path, 
     done = train(workload, tmp_path, code=SHOW_ALLOCATOR, steps=1)
     assert "max_split_size_mb:64" in done.out
     assert "expandable_segments:True" not in done.out
+
+
+# --- Windows, imitated: without fcntl, SIGHUP and SIGUSR1
+
+
+def as_on_windows(module: Any) -> None:
+    def locking(file: int, mode: int, count: int) -> None:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise PermissionError("locked") from None
+
+    del module.fcntl
+    module.msvcrt = SimpleNamespace(LK_NBLCK=2, locking=locking)
+    for name in ("SIGHUP", "SIGUSR1"):
+        delattr(signal, name)
+    sys.platform = "win32"
+
+
+@pytest.mark.cover(1)
+@every_script
+def test_nothing_needs_what_windows_lacks(workload, tmp_path):
+    whole = tmp_path / "whole"
+    stopped = tmp_path / "stopped"
+    assert_trained(train(workload, whole, before=as_on_windows), whole)
+
+    def stop(module: Any) -> None:
+        as_on_windows(module)
+        at_step(22, send(signal.SIGTERM))(module)
+
+    assert train(workload, stopped, before=stop).code == 143
+    done = run_script(stopped / "project", "--resume", cwd=stopped, before=as_on_windows)
+    assert done.code == 0, done.err
+    assert result_of(stopped) == result_of(whole)
+
+
+def test_a_run_that_is_in_use_is_one_line_as_on_windows(tmp_path):
+    assert_trained(train("timeseries", tmp_path), tmp_path)
+    with open(newest_run(tmp_path) / ".lock", "a") as file:
+        fcntl.lockf(file, fcntl.LOCK_EX)
+        words = ("--resume",)
+        done = run_script(tmp_path / "project", *words, cwd=tmp_path, before=as_on_windows)
+    one_error(done, "another process uses the run")
+
+
+# --- levers
+
+
+@every_script
+def test_all_optimizations_are_off_with_one_flag(workload, tmp_path):
+    workers = ("--num_workers", "0") if workload == "tabular" else ()
+    done = train(workload, tmp_path, "--no-optimize", *workers, steps=2)
+    assert_trained(done, tmp_path, steps=2)
+    table = done.out.partition("optimization ")[2].partition("\nChange one")[0]
+    states = {line.split()[0]: line.split()[1] for line in table.splitlines()[1:]}
+    kept = {"gradient_accumulation_steps": "1", "num_workers": "0", "precision": "fp32"}
+    assert states.pop("precision", "fp32") == "fp32"
+    assert all(state == kept.get(name, "off") for name, state in states.items()), states
+
+
+@pytest.mark.cover(1)
+@every_script
+@pytest.mark.parametrize("kind", ["all", "each"])
+def test_the_benchmark_compares_on_with_off(workload, kind, tmp_path):
+    CASES[workload].write(tmp_path / "data.file")
+    words = [*CASES[workload].script.split(), "--data", "data.file", "--log_every", "2"]
+    done = run_script(script(workload), *words, "--benchmark", kind, "--rounds", "1", cwd=tmp_path)
+    assert done.code == 0, done.err
+    measured = re.findall(r"^([\w ]+): .* ms a step against .*× as fast", done.out, re.MULTILINE)
+    assert "fused" in measured if kind == "each" else measured == ["all optimizations"]
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_lever_without_effect_is_a_note_with_the_reason(tmp_path, monkeypatch):
+    monkeypatch.setenv("NUM_WORKERS", "4")
+    flags = ("--pin_memory", "0", "--compile", "default", "--precision", "tf32")
+    done = train("timeseries", tmp_path, *flags, steps=1)
+    assert "note: NUM_WORKERS has no effect: a batch is one gather" in done.out
+    assert "note: --compile has no effect: the compiler gains nothing here" in done.out
+    assert "note: --precision has no effect: tf32 needs a GPU from sm 8.0" in done.out
+
+
+def test_compile_modes_with_cuda_graphs_are_refused_with_accumulation(tmp_path):
+    words = ("--compile", "reduce-overhead", "--gradient_accumulation_steps", "2")
+    one_error(train("tabular", tmp_path, *words), "overwrites gradients", "no-cudagraphs")
+
+
+@pytest.mark.cover(1)
+@every_script
+def test_checkpointed_blocks_change_no_loss(workload, tmp_path):
+    plain = tmp_path / "plain"
+    saving = tmp_path / "saving"
+    assert_trained(train(workload, plain), plain)
+    assert_trained(train(workload, saving, "--gradient_checkpointing"), saving)
+    assert losses(saving) == losses(plain)
 
 
 # --- files

@@ -296,7 +296,7 @@ def test_layers_compile_whole_and_for_any_lengths(monkeypatch):
     blocks = models[0].blocks()
     enabled = settings("--compile.enabled", "true")
     done, _ = module("engine.compute.optimization").compile_blocks(blocks, enabled, None)
-    assert done == "2 blocks, mode default"
+    assert done.startswith("2 blocks, mode default, ")
     for seed, sizes in enumerate([(4, 24, 16), (4, 32, 24), (9, 8, 8)]):
         batch = random_batch(*sizes, seed=seed)
         results = []

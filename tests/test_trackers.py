@@ -208,7 +208,8 @@ def test_a_run_its_resume_and_its_evaluation_arrive_and_no_secret_does(
         assert [step for step, _ in points] == [row["step"] for row in written]
         expected = [row["loss"] for row in written]
         assert [value for _, value in points] == pytest.approx(expected, rel=1e-6)
-    assert {"train/learning_rate", "train/samples_per_second", "train/gradient_norm"} <= set(series)
+    expected = {"train/learning_rate", "train/gradient_norm", "train/samples_per_second"}
+    assert {*expected, "validation/samples_per_second"} <= set(series)
     evaluation = evaluation_of(place)
     for name, value in evaluation["metrics"].items():
         assert series[f"test/{name}"][-1][1] == pytest.approx(value, rel=1e-6)

@@ -1,4 +1,4 @@
-"""Adds to report.md what it leaves out: all metrics, speed, memory, optimizations, versions.
+"""Adds to report.md what it leaves out: metrics, speed, memory, optimizations, versions.
 
 `metrics.csv` has the records of `metrics.jsonl` as a table.
 """
@@ -12,9 +12,18 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ..engine.files import read_rows, write_text
+from ..engine.files import read_json, read_rows, write_text
 from ..engine.log.record import Record, Row, numbers
-from ..engine.log.report import NO_METRICS, Cells, draw, duration, markdown, plots, table
+from ..engine.log.report import (
+    NO_METRICS,
+    Cells,
+    draw,
+    duration,
+    markdown,
+    plots,
+    side_by_side,
+    table,
+)
 
 
 def steady(values: list[float]) -> float:
@@ -42,6 +51,8 @@ def report_lines(run: Path) -> list[str]:
     optimizations = [tuple(row.values()) for row in record.environment.get("optimizations", [])]
     sections = [
         [draw(run / "details.png", lambda: plots(curves(record)))],
+        table("Losses and metrics", *losses(record)),
+        evaluation(read_json(run / "evaluation.json")),
         table("Speed and memory", ("", ""), speed(record.training)),
         table("Optimizations", ("", "state", "why"), optimizations),
         table("Machine and versions", ("", ""), machine(record)),
@@ -60,13 +71,38 @@ def write_csv(path: Path, records: list[Row]) -> None:
 
 
 def curves(record: Record) -> dict[str, Any]:
-    """Return the curves of the speed and of each metric, by the title of their plot."""
-    titles = {"samples_per_second": {"training": numbers(record.training, "samples_per_second")}}
+    """Return the curves of the norm, the speed and each metric, by the title of their plot."""
+    titles = {}
+    for name in ("gradient_norm", "samples_per_second"):
+        titles[name] = {"training": numbers(record.training, name)}
     names = dict.fromkeys(name for row in record.evaluations for name in row)
     for name in names:
         if name not in (*NO_METRICS, "step", "loss"):
             titles[name] = {"validation": numbers(record.evaluations, name)}
     return titles
+
+
+def losses(record: Record) -> tuple[Cells, list[Cells]]:
+    """Return header and rows: training, best and last evaluation, baseline."""
+    rows: dict[str, Row] = {}
+    if record.evaluations:
+        rows["validation, best"] = record.best
+        rows["validation, last"] = record.evaluations[-1]
+    if record.training:
+        rows["training, last"] = {name: record.training[-1].get(name) for name in ("step", "loss")}
+    if record.baseline is not None:
+        rows["baseline, without a model"] = {"loss": record.baseline}
+    return side_by_side(rows)
+
+
+def evaluation(result: Row) -> list[str]:
+    """Return the table of the last `evaluate`: metrics of the model and of simple baselines."""
+    if not result:
+        return []
+    title = f"Evaluation on {result['split']} at step {result['step']}"
+    if result.get("weights", "trained") != "trained":
+        title += f", {result['weights']} weights"
+    return table(title, *side_by_side({"model": result["metrics"], **result["baselines"]}))
 
 
 def speed(records: list[Row]) -> list[Cells]:

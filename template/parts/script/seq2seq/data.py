@@ -35,7 +35,7 @@ class Pretrained:
 
 def read_pairs(path: Path) -> list[tuple[str, str]]:
     """Return the pairs of a .tsv file, without copies."""
-    pairs = {}
+    pairs: dict[tuple[str, str], bool] = {}
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
@@ -54,7 +54,7 @@ def docstrings() -> list[tuple[str, str]]:
     """Return 2,000 docstrings of Python's library: body and summary line, always the same."""
     root = Path(sysconfig.get_path("stdlib"))
     left_out = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
-    pairs = {}
+    pairs: dict[tuple[str, str], bool] = {}
     for path in sorted(root.rglob("*.py")):
         if left_out & set(path.relative_to(root).parts) or len(pairs) >= 2000:
             continue

@@ -41,7 +41,7 @@ def build_t5(settings: Settings, data: Data) -> Any:
         except (OSError, ValueError, RuntimeError) as error:
             reason = " ".join(str(error).split())[:160]
             raise UserError(f"cannot load ({reason}): --pretrained: check it") from None
-    of_tokens = {"decoder_start_token_id": data.start, "eos_token_id": data.end}
+    of_tokens: Any = {"decoder_start_token_id": data.start, "eos_token_id": data.end}
     config = T5Config(
         vocab_size=math.ceil(data.vocabulary / 64) * 64,  # suits tensor cores
         d_model=settings.width,

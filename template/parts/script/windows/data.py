@@ -168,9 +168,10 @@ class WindowLoader(Dataset):
         numbers = np.concatenate(epoch_blocks(len(self.rows), settings.shuffle_block, seed))
         size = settings.batch_size
         chunks = np.split(numbers, range(size, len(numbers), size))[start:]
+        batches: Any = chunks
         loader = DataLoader(
             self,
-            batch_sampler=chunks,
+            batch_sampler=batches,
             num_workers=settings.num_workers,
             pin_memory=settings.pin_memory,
             generator=torch.Generator(),  # separate, so that workers do not change dropout

@@ -82,7 +82,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
-    """Prepare the texts. Raises an error for each file that is not UTF-8, not only for the first."""
+    """Prepare the texts. Raises an error for every file that is not UTF-8, not for one only."""
     from ..texts import NotUtf8
 
     check(arguments)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
-import webbrowser
 from typing import Any
 
 from ..engine.errors import UserError
@@ -12,10 +10,8 @@ from ..engine.runs import find_run, run_name, typed_run
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
     run_help = "name or path of the run (default: the newest)"
-    add("run", nargs="?", type=typed_run, metavar="RUN", help=run_help)
-    add("--open", action="store_true", help="open the report in a browser, if there is one")
+    parser.add_argument("run", nargs="?", type=typed_run, metavar="RUN", help=run_help)
 
 
 def run(arguments: argparse.Namespace, load: Any) -> None:
@@ -32,5 +28,3 @@ def run(arguments: argparse.Namespace, load: Any) -> None:
     for name, text in [("run", run_name(folder)), *lines]:
         print(f"{name:<11}{text}")
     print(f"\n{page}")
-    if arguments.open and not webbrowser.open(page.resolve().as_uri()):
-        print("note: this machine has no browser to show the report", file=sys.stderr)

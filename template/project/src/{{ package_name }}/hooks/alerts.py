@@ -17,7 +17,7 @@ WAIT_FRACTION = 0.15  # of the time: a longer wait for data is an alert
 WAIT_SECONDS = 10.0  # the wait is judged after so much time
 # Passing a batch between processes takes milliseconds. Measured on two cores: if reading a batch
 # takes 3 ms, a step takes longer with one or two workers than without; from 6 ms on, two help.
-WORKER_SECONDS = 0.005
+WORKER_MS = 5.0
 DIVERGENCE_FACTOR = 3.0  # a loss above so many times the best loss is an alert
 LEARNING_STEPS = 20  # every model is bad in its first steps
 LEARNING_FRACTION = 0.1  # of the steps: after them, a model must beat the baseline
@@ -32,7 +32,6 @@ class Hook:
         self.row: dict[str, Any] | None = None  # the last record that was judged
         self.seconds = 0.0  # since the wait for data was last judged
         self.waited = 0.0
-        self.batches = 0
         self.baseline: float | None = None
 
     def after_step(self, run: Run) -> None:
@@ -48,17 +47,16 @@ class Hook:
         seconds = num_steps * row["step_ms"] / 1000
         self.seconds += seconds
         self.waited += seconds * row["data_wait_fraction"]
-        self.batches += num_steps * run.settings.training.gradient_accumulation_steps
         if self.seconds < WAIT_SECONDS:
             return
         fraction = self.waited / self.seconds
         if fraction > WAIT_FRACTION:
-            remedy = remedy_for_wait(run, self.waited / self.batches)
+            batches = run.settings.training.gradient_accumulation_steps
+            remedy = remedy_for_wait(run, fraction * row["step_ms"] / batches)
             text = f"input-bound: the loop waits for data {fraction:.0%} of the time: {remedy}"
             run.log.alert(row["step"], "input-bound", text)
         self.seconds = 0.0
         self.waited = 0.0
-        self.batches = 0
 
     def after_evaluation(self, run: Run, metrics: dict[str, float]) -> None:
         """Compare the loss with the best one so far, and with the baseline, measured once."""
@@ -74,14 +72,14 @@ class Hook:
             run.log.alert(step, "divergence", text)
 
 
-def remedy_for_wait(run: Run, seconds: float) -> str:
-    """Return what to change, best first. seconds: how long the loop waits for a batch."""
+def remedy_for_wait(run: Run, milliseconds: float) -> str:
+    """Return what to change, best first. milliseconds: how long the loop waits for a batch."""
     workers = getattr(run.loader, "workers", None)
-    if seconds < WORKER_SECONDS:
+    if milliseconds < WORKER_MS:
         remedy = f"raise data.batch_size ({run.settings.data.batch_size})"
         if workers:
             remedy += f", or set data.num_workers 0 ({workers})"
-        return f"{remedy}: the wait is only {1000 * seconds:.2g} ms a batch"
+        return f"{remedy}: the wait is only {milliseconds:.2g} ms a batch"
     remedy = "use a faster disk, or move work from dataset.py to `prepare`"
     if workers is None:
         return remedy

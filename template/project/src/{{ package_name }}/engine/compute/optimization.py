@@ -98,8 +98,10 @@ def compile_blocks(
             _eager_without_gradient(block)
     if enabled and len(compilable) < len(blocks):
         why += "; RNNs and modules of torch.nn are not compiled"
-    state = f"{len(compilable)} blocks, mode {options.mode}" if compilable else "off"
-    return state, why
+    if not compilable:
+        return "off", why
+    details = f"dynamic {options.dynamic}, fullgraph {options.fullgraph}".lower()
+    return f"{len(compilable)} blocks, mode {options.mode}, {details}", why
 
 
 def _can_compile(block: nn.Module) -> bool:

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 Pairs = list[tuple[Tensor, Tensor]]
 """(value, weight) of several micro-batches, on the device."""
 
-Steps = list[tuple[int, Tensor]]
-"""(step, value) of several steps, from 1; the values are on the device."""
+Values = list[tuple[str, int, Tensor]]
+"""(kind, step from 1, value) of losses and gradient norms, on the device."""
 
 
 class Meter:
@@ -38,8 +38,8 @@ class Meter:
         self.skips = skips
         self.step_weights: list[Tensor] = []  # of the micro-batches of the current step
         self._values: dict[str, Pairs] = {"loss": []}  # of the loss, means; of others, sums
-        self._losses: Steps = []  # since the last check
-        self._norms: Steps = []  # of the gradients, since the last record
+        self._unchecked: Values = []  # in the order of the steps; equally many on every rank
+        self._norms: list[Tensor] = []  # of the gradients, since the last record
         self.restart(0)
 
     def restart(self, step: int) -> None:
@@ -64,7 +64,7 @@ class Meter:
         """Remember the loss and the metrics of a micro-batch."""
         loss = output.loss.detach()
         self.step_weights.append(output.total_weight)
-        self._losses.append((self.step + 1, loss))
+        self._unchecked.append(("loss", self.step + 1, loss))
         self._values["loss"].append((loss, output.total_weight))
         for name, (total, count) in output.metrics.items():
             pair = (total.detach().float(), count.float())
@@ -82,7 +82,9 @@ class Meter:
         self.step += 1
         self.num_steps += 1
         self.step_weights = []
-        self._norms.append((self.step, norm))
+        self._norms.append(norm)
+        if not self.skips:
+            self._unchecked.append(("gradient", self.step, norm))
 
     def exclude(self, seconds: float) -> None:
         """Leave out time that was not training, such as evaluations and checkpoints."""
@@ -107,43 +109,29 @@ class Meter:
         self.check()
 
         # All values are copied at once, because each copy waits for the GPU.
-        last_norm = self._norms[-1][1].float()
-        num_skipped = (~self._finite(self._norms)).sum().float()
-        numbers = torch.cat([torch.stack([last_norm, num_skipped]), means]).tolist()
+        norms = torch.stack(self._norms).float()
+        num_skipped = (~norms.isfinite()).sum()
+        numbers = torch.stack([norms[-1], num_skipped, *means]).tolist()
         names = list(self._values)
         self._values = {"loss": []}
         self._norms = []
         return numbers[0], int(numbers[1]), dict(zip(names, numbers[2:], strict=True))
 
     def check(self) -> None:
-        """Raise `NonFinite` if a loss or a gradient since the last check is not (host sync)."""
-        kinds = {"loss": self._losses}
-        if not self.skips:
-            kinds["gradient"] = self._norms
-        bad_counts = torch.stack([(~self._finite(values)).sum() for values in kinds.values()])
-        counts = self.distributed.sum_over_ranks(bad_counts).tolist()
-        if any(counts):
-            self._raise_non_finite(kinds)
-        self._losses = []
+        """Raise `NonFinite` if a loss or a gradient since the last check is not (host sync).
 
-    def _raise_non_finite(self, kinds: dict[str, Steps]) -> None:
-        """Raise it for the first step, for its loss rather than its gradient, and its rank."""
-        bad = []
-        for kind, values in kinds.items():
-            for (step, _), is_finite in zip(values, self._finite(values).tolist(), strict=True):
-                if not is_finite:
-                    bad.append((step, kind != "loss", kind))
-        of_ranks = self.distributed.gather_objects(bad)
-        first = min(min(bad) for bad in of_ranks if bad)
-        rank = next(rank for rank, bad in enumerate(of_ranks) if first in bad)
-        step, _, kind = first
-        raise NonFinite(kind, step, rank)
-
-    def _finite(self, values: Steps) -> Tensor:
-        """Return whether each value is finite, (n,) bool on the device, also if there is none."""
-        if not values:
-            return torch.ones(0, dtype=torch.bool, device=self.distributed.device)
-        return torch.stack([value for _, value in values]).isfinite()
+        It names the first one: a loss comes before the gradient of its step.
+        """
+        if not self._unchecked:
+            return
+        is_bad = ~torch.stack([value for _, _, value in self._unchecked]).isfinite()
+        if self.distributed.sum_over_ranks(is_bad.sum()) > 0:
+            places = is_bad.nonzero().flatten().tolist()
+            of_ranks = self.distributed.gather_objects(min(places, default=len(is_bad)))
+            first = min(of_ranks)
+            kind, step, _ = self._unchecked[first]
+            raise NonFinite(kind, step, rank=of_ranks.index(first))
+        self._unchecked = []
 
     # --- in checkpoints
 
@@ -154,14 +142,14 @@ class Meter:
             if pairs:
                 values[name] = torch.stack([torch.stack(pair) for pair in pairs]).tolist()
         norms = []
-        if self._norms:  # copied at once, because each copy waits for the GPU
-            norms = torch.stack([norm for _, norm in self._norms]).tolist()
+        if self._norms:
+            norms = torch.stack(self._norms).tolist()
         return {"ranks": self.distributed.gather_objects(values), "norms": norms}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the values. If the number of ranks has changed, rank 0 takes all of them."""
         device = self.distributed.device
-        self._norms = [(0, torch.tensor(norm, device=device)) for norm in state["norms"]]
+        self._norms = list(torch.tensor(state["norms"], device=device))
         ranks = state["ranks"]
         if len(ranks) == self.distributed.world:
             ranks = [ranks[self.distributed.rank]]

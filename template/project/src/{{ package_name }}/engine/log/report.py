@@ -10,7 +10,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..files import read_json, replacing, write_text
+from ..files import replacing, write_text
 from ..plugins import discover
 from .record import Record, Row, Series, numbers
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Cells = tuple[Any, ...]
 """The cells of one line of a table."""
 
-NO_METRICS = ("split", "seconds", "time")  # in the record of an evaluation
+NO_METRICS = ("split", "samples_per_second", "seconds", "time")  # in the record of an evaluation
 FEW_POINTS = 50  # a curve with more points has no markers
 
 
@@ -36,8 +36,6 @@ def write_report(folder: Path) -> list[tuple[str, str]]:
     sections = [
         [f"# Run {folder.resolve().name}", "", *(f"- {name}: {text}" for name, text in lines)],
         [draw(folder / "curves.png", lambda: plots(curves(record)))],
-        table("Losses and metrics", *losses(record)),
-        evaluation(read_json(folder / "evaluation.json")),
         table("Settings that differ from the defaults", header, changed),
     ]
     for module in discover("hooks", "report_lines") + discover("commands", "report_lines"):
@@ -64,29 +62,6 @@ def summary(record: Record) -> list[tuple[str, str]]:
     for note in record.environment.get("notes", []):
         lines.append(("note", note))
     return lines
-
-
-def losses(record: Record) -> tuple[Cells, list[Cells]]:
-    """Return header and rows: training, best and last evaluation, baseline."""
-    rows: dict[str, Row] = {}
-    if record.evaluations:
-        rows["validation, best"] = record.best
-        rows["validation, last"] = record.evaluations[-1]
-    if record.training:
-        rows["training, last"] = {name: record.training[-1].get(name) for name in ("step", "loss")}
-    if record.baseline is not None:
-        rows["baseline, without a model"] = {"loss": record.baseline}
-    return side_by_side(rows)
-
-
-def evaluation(result: Row) -> list[str]:
-    """Return the table of the last `evaluate`: metrics of the model and of simple baselines."""
-    if not result:
-        return []
-    title = f"Evaluation on {result['split']} at step {result['step']}"
-    if result.get("weights", "trained") != "trained":
-        title += f", {result['weights']} weights"
-    return table(title, *side_by_side({"model": result["metrics"], **result["baselines"]}))
 
 
 def side_by_side(rows: dict[str, Row]) -> tuple[Cells, list[Cells]]:
@@ -161,28 +136,26 @@ def draw(path: Path, make_figure: Callable[[], Figure]) -> str:
 
 
 def curves(record: Record) -> dict[str, dict[str, Series]]:
-    """Return the curves of a run by the title of their plot: losses, learning rate and norm."""
+    """Return the curves of a run by the title of their plot: losses and learning rate."""
     losses = {
         "training": numbers(record.training, "loss"),
         "validation": numbers(record.evaluations, "loss"),
     }
     if record.baseline is not None:
         losses["baseline"] = [(row["step"], record.baseline) for row in record.evaluations]
-    titles = {"loss": losses}
-    for name in ("learning_rate", "gradient_norm"):
-        titles[name] = {"training": numbers(record.training, name)}
-    return titles
+    rates = {"training": numbers(record.training, "learning_rate")}
+    return {"loss": losses, "learning_rate": rates}
 
 
 def plots(titles: dict[str, dict[str, Series]]) -> Figure:
-    """Plot curves over the steps, three plots in a line."""
+    """Plot curves over the steps, two plots in a line."""
     # pyplot is avoided because of its global state.
     from matplotlib.figure import Figure
 
-    num_lines = -(-len(titles) // 3)
+    num_lines = -(-len(titles) // 2)
     figure = Figure(figsize=(12, 3 * num_lines), layout="constrained")
     for place, (title, series) in enumerate(titles.items(), start=1):
-        axes = figure.add_subplot(num_lines, 3, place)
+        axes = figure.add_subplot(num_lines, 2, place)
         tidy(axes, title.replace("_", " "), "step")
         plot(axes, series)
     return figure

@@ -5,6 +5,7 @@ Only rank 0 prints and writes. A full disk does not end a training: records wait
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import sys
@@ -12,11 +13,11 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from tqdm import tqdm
 
-from .metrics_file import MetricsFile
+from ..files import read_rows, write_text
 from .record import Row
 from .report import duration
 
@@ -35,21 +36,29 @@ class RunLog:
         self.tracker = tracker
         self.step = 0  # of the last record
         self.num_steps = 0
-        self.metrics_file = MetricsFile(folder)
+        self._file: TextIO = io.StringIO()  # metrics.jsonl, from `start` on
         self._bar: tqdm | None = None
         self._alerted: set[str] = set()
 
     def start(self, progress: Progress, num_steps: int) -> str:
         """Open the files and the tracker for a run of `num_steps`; return where its records are.
 
-        Later records than `progress` are dropped, because a resumed run writes them again.
+        Later records than `progress` are dropped, because a resumed run writes them again: those
+        after its step, and those of evaluations after the one that it knows.
         """
         step = progress.step
         self.step = step
         self.num_steps = num_steps
         if not self.is_main:
             return ""
-        self.metrics_file.open(step, progress.evaluated)
+        path = self.folder / "metrics.jsonl"
+        records = []
+        for record in read_rows(path):
+            last_step = progress.evaluated if "split" in record else step
+            if record["step"] <= last_step:
+                records.append(record)
+        write_text(path, "".join(json.dumps(record) + "\n" for record in records))
+        self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115
         show_bar = self.show_bar
         if show_bar == "auto":
             show_bar = sys.stderr.isatty()
@@ -94,7 +103,8 @@ class RunLog:
         self.step = record["step"]
         record = {name: finite_or_none(value) for name, value in record.items()}
         with self._despite_full_disk():
-            self.metrics_file.append(record)
+            self._file.write(json.dumps(record) + "\n")
+            self._file.flush()  # a killed run loses no record
         if self.tracker is None:
             return
         group = record.get("split", "train")
@@ -141,7 +151,7 @@ class RunLog:
     def close(self) -> None:
         """Write what is left. Every rank calls it, also after an error."""
         with self._despite_full_disk():
-            self.metrics_file.close()
+            self._file.close()
         if self._bar is not None:
             self._bar.close()
         if self.tracker is not None:

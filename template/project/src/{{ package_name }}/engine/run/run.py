@@ -216,7 +216,11 @@ class Run:
         self.step_fraction = order.step_fraction(epoch, first, end, self.accumulation)
         for number in range(first + 1, end + 1):
             self.project.distributed.exchange_gradients(number == end)
-            yield self.meter.next_batch(self.batches)
+            batch = self.meter.next_batch(self.batches)
+            # The loader has read by now how much memory the epoch before needed.
+            if number == 1 and self.project.device.type == "cuda":
+                torch.cuda.reset_peak_memory_stats(self.project.device)
+            yield batch
 
     def divisor(self) -> Tensor:
         """Return the number () that turns the summed gradients into means over all ranks.
@@ -325,6 +329,7 @@ class Run:
         is_best = self.progress.judge(metrics["loss"])
         metrics = self.project.finish(metrics, "validation")
         record = {"step": self.step, "split": "validation", **metrics}
+        record["samples_per_second"] = self.validation.order.count / self.evaluation_seconds
         record |= {"seconds": seconds, "time": time.time()}
         self.log.evaluation(record, metrics, mark="  best so far" if is_best else "")
         self.meter.exclude(seconds)
@@ -341,6 +346,7 @@ class Run:
         with contextlib.ExitStack() as stack:
             for context in self.call_hooks("evaluating"):
                 stack.enter_context(context)
+            start_time = time.perf_counter()
             metrics = evaluate(
                 project.wrapped,
                 self.validation,
@@ -348,6 +354,7 @@ class Run:
                 project.distributed,
                 stop=self.agree,
             )
+            self.evaluation_seconds = time.perf_counter() - start_time  # without those of hooks
         if metrics is not None:
             self.call_hooks("after_evaluation", metrics)
         return metrics
