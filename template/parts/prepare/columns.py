@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import defaultdict
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..engine.errors import UserError
-from .formats import FIRST_CELLS, SECONDS, best_formats
+from .formats import SECONDS
 from .rows import Table
 from .tables import TEXT, encode, marked_number, place_of
 
@@ -25,8 +24,6 @@ MISSING = ("", "NA")
 NO_TARGET = ("nan", "NaN")  # count as missing in the target column, too
 OTHERWISE = "fix the cell, leave it empty if the value is missing, or use --category or --drop"
 TARGET = "fix the cell, or use --task classification"
-# How times begin, in ISO 8601 and the other formats that are detected: trying all takes 0.1 s.
-LIKE_TIME = re.compile(r"\d{1,4}[-/. ]|\d{8}T|[^\W\d]{3,}\.? \d")
 FEW = 20  # so many different numbers may be classes
 MOSTLY = 0.5  # a column with this fraction of numbers is numeric, and a text in it is an error
 EXACT = 1 << 24  # float32 represents all whole numbers up to here
@@ -104,7 +101,7 @@ def kind_of(block: Block, name: str, features: list[str]) -> Any:
     texts = is_known & (values == TEXT)
     is_text = texts.sum() > MOSTLY * is_known.sum()
     may_be_time = texts.any() if features else is_text
-    if may_be_time and is_time(block, name):
+    if may_be_time and block.is_time(name):
         return features
     if is_text:
         return "category"
@@ -112,20 +109,6 @@ def kind_of(block: Block, name: str, features: list[str]) -> Any:
         what = f"column '{name}' is the number of the row"
         print(f"note: {what}: unless it means something, add --drop '{name}'")
     return "number"
-
-
-def is_time(block: Block, name: str) -> bool:
-    """Whether at least half of a column's distinct cells are times, and not bare numbers."""
-    column = block.column(name)
-    if not pa.types.is_string(column.type):
-        return pa.types.is_temporal(column.type)
-    cells = column.unique().drop_null()
-    if not len(cells) or str(cells[0]).isdecimal():
-        return False
-    first = cells[:FIRST_CELLS].to_pylist()
-    if "time_format" not in block.source.given and not any(map(LIKE_TIME.match, first)):
-        return False
-    return bool(best_formats(cells, block.source.formats))
 
 
 class Columns:

@@ -46,6 +46,8 @@ DATES = """
 CLOCKS = ["", " %H:%M", " %H:%M:%S", " %I:%M %p", " %I:%M:%S %p"]
 FORMATS = [date + clock for date in re.split(r"[|\n]", DATES.strip()) for clock in CLOCKS]
 
+# How times begin, in ISO 8601 and the other formats: trying all of them takes 0.1 s a column.
+LIKE_TIME = re.compile(r"\d{1,4}([-/ ]|\.\d{1,2}\.)|\d{8}T|[^\W\d]{3,}\.? \d")
 FIRST_CELLS = 64  # a format that reads none of these cells is not tried on the others
 SECONDS = pa.timestamp("s")
 ISO_TYPES = (pa.timestamp("us"), pa.timestamp("us", "UTC"), pa.int64())
@@ -68,19 +70,14 @@ def read_sample(path: Path, encoding: str) -> str:
     return text.removeprefix("\ufeff")
 
 
-def rows_of(text: str, delimiter: str) -> list[list[str]]:
-    """Return the first rows that are not blank, including the header."""
-    reader = csv.reader(io.StringIO(text, ""), delimiter=delimiter)
-    return [row for row in islice(reader, SAMPLE_ROWS) if row]
-
-
 def guess_delimiter(text: str, expected: str) -> str:
-    """Return `expected` if it fits, else the first mark that splits most rows like the header."""
-    for mark in (expected, *DELIMITERS):
-        lengths = [len(row) for row in rows_of(text, mark)]
-        if lengths and lengths[0] > 1 and 2 * lengths.count(lengths[0]) > len(lengths):
-            return mark
-    return expected
+    """Return the mark that splits the header into the most cells; of equals, first `expected`."""
+
+    def count_cells(mark: str) -> int:
+        rows = csv.reader(io.StringIO(text.lstrip(), ""), delimiter=mark)
+        return len(next(rows, []))
+
+    return max((expected, *DELIMITERS), key=count_cells)
 
 
 def guess_decimal(text: str, delimiter: str, expected: str) -> str:
@@ -88,7 +85,8 @@ def guess_decimal(text: str, delimiter: str, expected: str) -> str:
 
     Numbers like `1,234` are ambiguous, because the comma may separate thousands.
     """
-    cells = [cell.strip() for row in rows_of(text, delimiter)[1:] for cell in row]
+    rows = csv.reader(io.StringIO(text, ""), delimiter=delimiter)
+    cells = [cell.strip() for row in islice(rows, SAMPLE_ROWS) for cell in row]
     if any(POINT_NUMBER.fullmatch(cell) for cell in cells):
         return "."
     with_comma = filter(COMMA_NUMBER.fullmatch, cells)

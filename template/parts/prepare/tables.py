@@ -23,8 +23,10 @@ from ..engine.errors import UserError
 from ..engine.runs import check_input
 from ..engine.settings.sources import near
 from .formats import (
+    FIRST_CELLS,
     FORMATS,
     ISO,
+    LIKE_TIME,
     MEANINGS,
     NAMES,
     UNITS,
@@ -419,7 +421,9 @@ class Block(NamedTuple):
         if column.type != STRING:
             return pa.types.is_temporal(column.type)
         cells = column.unique().drop_null()
-        if not len(cells) or number(str(cells[0])) != TEXT:
+        first = cells[:FIRST_CELLS].to_pylist()
+        is_likely = "time_format" in self.source.given or any(map(LIKE_TIME.match, first))
+        if not first or first[0].isdecimal() or not is_likely:
             return False
         return bool(best_formats(cells, self.source.formats))
 

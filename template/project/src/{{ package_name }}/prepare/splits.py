@@ -128,7 +128,7 @@ def add_input(parser: argparse.ArgumentParser, title: str, required: bool = True
     add = parser.add_argument
     text = f"{title}: CSV (or .csv.gz) with a header, Parquet, Feather, Arrow, or a folder of them"
     add("--input", required=required, type=typed_path, metavar="PATH", help=text)
-    text = "delimiter of a CSV file, or `tab` (default: detected in the first rows)"
+    text = "delimiter of a CSV file, or `tab` (default: detected in the header)"
     add("--delimiter", type=sign, metavar="SIGN", help=text)
     text = "decimal mark of a CSV file, `.` or `,` (default: detected in the first rows)"
     add("--decimal", choices=[".", ","], metavar="SIGN", help=text)
