@@ -25,7 +25,6 @@ def render(**answers: Any) -> Path:
 
 costs = imported(render(), "measure.costs")
 estimate = imported(render(), "measure.estimates")
-gpus = imported(render(), "engine.compute.gpus")
 interfaces = imported(render(), "engine.interfaces")
 
 

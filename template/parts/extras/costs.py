@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from ..engine.compute.gpus import Gpu
+from ..engine.compute.gpu_table import Gpu
 from ..engine.compute.optimization import checkpoint_blocks
 from ..engine.interfaces import Batch
 
