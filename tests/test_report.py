@@ -67,6 +67,7 @@ def write_lines(path: Path, rows: list[dict[str, Any]], tail: str = "") -> None:
 def make_run(folder: Path, rows: list[dict] = (), tail: str = "", **files: dict) -> Path:
     folder.mkdir(parents=True)
     write_lines(folder / "metrics.jsonl", rows, tail)
+    (folder / runs.CONFIG).touch()
     for name, content in files.items():
         (folder / f"{name}.json").write_text(json.dumps(content), encoding="utf-8")
     return folder

@@ -160,9 +160,13 @@ def test_two_ranks_that_average_gradients_equal_one(clip, framework):
     for parameter in parameters:
         parameter.register_post_accumulate_grad_hook(average)
     means = torch.stack([other.loss * other.total_weight, other.total_weight]).detach()
-    # By the number of axes: the step's weight, counts of what is not finite, means.
-    both = {0: other.total_weight.detach(), 1: 0, 2: means}
-    ranks = OneOf(world=2, total=lambda tensor: tensor + both[tensor.dim()])
+    # By the number of axes: the step's weight, or means; a count of what is not finite is whole.
+    both = {0: other.total_weight.detach(), 2: means}
+
+    def total(tensor):
+        return tensor + both[tensor.dim()] if tensor.is_floating_point() else tensor
+
+    ranks = OneOf(world=2, total=total)
     loop = Loop(model, clip=clip, distributed=ranks, framework=framework)([mine])
     assert_same(state(model), state(alone))
     assert loop.means == [pytest.approx(one.means[0], rel=1e-6)]

@@ -15,9 +15,7 @@ ROOT = "TRAINING_ROOT"  # the environment's name for another folder than the pro
 SOURCE = Path(__file__).parents[2]
 RUNS = Path("runs")
 PLAIN_NAME = r"\w([\w .,+=@-]{0,60}\w)?"  # of a run: a folder on every system
-# Any of these marks a folder as a run, however early it died.
-CONFIG = "config.resolved.yaml"
-MARKS = (CONFIG, "status.json", "env.json", "metrics.jsonl", "checkpoints")
+CONFIG = "config.resolved.yaml"  # the settings of a run; a folder with this file is a run
 
 
 def prepare_process() -> None:
@@ -72,8 +70,8 @@ def typed_run(word: str) -> str:
 
 
 def is_run(folder: Path) -> bool:
-    """Whether `folder` contains a file that a training writes."""
-    return os.path.isdir(folder) and any((folder / mark).exists() for mark in MARKS)
+    """Whether `folder` has the first file that a training writes."""
+    return os.path.exists(folder / CONFIG)
 
 
 def started(run: Path) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 from ..compute.shards import fill, own
 from ..errors import UserError
-from ..runs import RUNS, is_run
+from ..runs import RUNS
 from .checkpoint import Checkpoint, read_plain, step_name
 
 if TYPE_CHECKING:
@@ -132,7 +133,7 @@ def read_weights(place: str, project: Project) -> Weights:
     checkpoints of `layout: script` can be read, too. Any other file that `torch.save` wrote is read
     as it is.
     """
-    path = RUNS / place if is_run(RUNS / place) else Path(place)
+    path = RUNS / place if os.path.isdir(RUNS / place) else Path(place)
     if (path / CHECKPOINTS).is_dir():
         return _read_checkpoint(path / CHECKPOINTS, "best", project)
     if path.parent.name == CHECKPOINTS:
