@@ -94,10 +94,9 @@ class Hook:
         self.undrawn = None
         if not run.project.distributed.is_main:
             return
-        start_time = time.perf_counter()
         files = draw(run.project, samples, run.folder / FOLDER)
         run.log.send_files(run.step, files)
-        run.log.event(step, FOLDER, seconds=time.perf_counter() - start_time)
+        run.log.event(step, FOLDER)
 
 
 def draw(project: Project, samples: list[Batch], folder: Path) -> list[Path]:
