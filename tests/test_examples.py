@@ -215,4 +215,4 @@ def test_a_training_that_diverges_is_an_alert(tmp_path):
     (alert,) = [line for line in done.out.splitlines() if line.startswith("alert: divergence: ")]
     assert ": lower optimizer.learning_rate (1); or set training.gradient_clip 1; or " in alert
     page = report_of(tmp_path)
-    assert page.index(alert.removeprefix("alert: ")) < page.index("## Losses")
+    assert page.index(alert.removeprefix("alert: ")) < page.index("curves.png")
