@@ -108,7 +108,7 @@ def dense(layer: Any, copies: int) -> Callable[[Tensor, Tensor], Tensor]:
             (values * vector).sum(3).mT for vector in (layer.source, layer.target)
         )  # (B, H, N)
         scores = torch.nn.functional.leaky_relu(
-            leaving.unsqueeze(2) + arriving.unsqueeze(3), layer.slope
+            leaving.unsqueeze(2) + arriving.unsqueeze(3), module("model").SLOPE
         )
         shares = scores.masked_fill(~apart.unsqueeze(1), -torch.inf).softmax(3)  # (B, H, N, N)
         return (shares @ values.transpose(1, 2)).transpose(1, 2).flatten(0, 1).flatten(1)

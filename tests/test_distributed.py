@@ -80,7 +80,8 @@ def trained(folder: Path, key: str = "loss") -> list[float]:
 
 def measured(folder: Path) -> list[dict[str, Any]]:
     evaluated = [row for row in rows(folder) if "split" in row]
-    return [row | {"seconds": 0, "time": 0, "split": 0} for row in evaluated]
+    times = {"seconds": 0, "samples_per_second": 0, "time": 0, "split": 0}
+    return [row | times for row in evaluated]
 
 
 def assert_good(results: list[Result]) -> None:

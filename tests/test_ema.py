@@ -17,7 +17,6 @@ from running import (
     losses,
     newest_run,
     one_error,
-    report_of,
     rows,
     run,
     weights,
@@ -119,7 +118,6 @@ def test_commands_use_the_averages(place, whole):
     assert (place / "trained.csv").read_text() != (place / "averaged.csv").read_text()
     exported = load_file(place / "averaged/model.safetensors")
     assert all(torch.equal(exported[name], average) for name, average in saved(whole).items())
-    assert "loss_averaged" in report_of(whole)
 
 
 def test_a_checkpoint_without_averages_is_refused_and_can_be_resumed(place):

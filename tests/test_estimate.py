@@ -25,7 +25,6 @@ def render(**answers: Any) -> Path:
 
 costs = imported(render(), "measure.costs")
 estimate = imported(render(), "measure.estimates")
-gpus = imported(render(), "engine.compute.gpus")
 interfaces = imported(render(), "engine.interfaces")
 
 
@@ -256,7 +255,8 @@ def test_the_cpu_is_a_card_of_the_table_and_the_optimizer_is_the_settings(tmp_pa
 def test_fp8_is_for_cards_that_have_it(tmp_path):
     words = ("--json", "--training.precision", "fp8", "--data.sample_mb", "0.5")
     words += ("--data.block_size", "64", "--gpu", "h100", "a100_80gb")
-    by_card = rows(estimated(render(workload="llm"), "estimate", *words, cwd=tmp_path))
+    project = render(workload="llm", precision="fp8")
+    by_card = rows(estimated(project, "estimate", *words, cwd=tmp_path))
     assert by_card["h100"]["precision"] == "fp8"
     assert "no GPU" in by_card["cpu"]["why"]
     assert "no fp8 tensor cores" in by_card["a100_80gb"]["why"]

@@ -10,9 +10,11 @@ from rendering import REPOSITORY, render
 sys.path.append(str(REPOSITORY / "tools"))
 from gpu_table import CARDS, lines
 
-gpus = imported(render(), "engine.compute.gpus")
-UserError = imported(render(), "engine.errors").UserError
-GPUS = list(gpus.table().values())
+PROJECT = render(workload="llm")
+gpus = imported(PROJECT, "engine.compute.gpus")
+gpu_table = imported(PROJECT, "engine.compute.gpu_table")
+UserError = imported(PROJECT, "engine.errors").UserError
+GPUS = list(gpu_table.table().values())
 FORMATS = ("fp16", "bf16", "tf32", "fp8")
 every_gpu = pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.key)
 
@@ -28,7 +30,7 @@ def resolve(name: str, gpu: Any) -> tuple[str, str]:
 
 
 def matching(name: str, sm_count: int, memory_gb: float) -> Any:
-    return gpus.match(gpus.Card(name, (8, 0), memory_gb, sm_count))
+    return gpu_table.match(gpus.Card(name, (8, 0), memory_gb, sm_count))
 
 
 def is_amd(gpu: Any) -> bool:

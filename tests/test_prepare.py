@@ -411,7 +411,7 @@ def test_pairs_without_a_target_are_left_out_and_counted(tmp_path):
     for name in ("gaps.tsv", "gaps.jsonl", "gaps.parquet"):
         assert prepare(tmp_path, "seq2seq", name).code == 2
         result = prepare(tmp_path, "seq2seq", name, "--drop-missing-targets")
-        assert re.search("left out: +3 pairs without a target", result.out)
+        assert re.search("left out, pairs without a target: 3", result.out)
         assert contents(tmp_path, "seq2seq") == contents(tmp_path, "seq2seq", "less")
 
 

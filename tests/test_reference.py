@@ -168,7 +168,7 @@ def test_a_run_has_the_files_and_keys_of_the_reference(trained):
     assert keys(evaluations) == names_of("run_folder", "evaluation", workload)
 
     events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
-    conditions = ("`checkpoint`, `examples`", "`baseline_loss`")
+    conditions = ("`checkpoint`", "`baseline_loss`")
     assert keys(events) == names_of("run_folder", "events", workload, *conditions)
     described = reference.texts()["run_folder"]["events"]["text"]
     assert {f"`{event['event']}`" for event in events} <= set(re.findall(r"`\w+`", described))

@@ -246,6 +246,7 @@ def test_the_fraction_of_the_roofline(monkeypatch):
     """Of a card of the table, counted from the first batch's shapes; the random numbers of training
     stay."""
     gpus = imported(render(**WATCH), "engine.compute.gpus")
+    table = imported(render(**WATCH), "engine.compute.gpu_table").table()
     model = imported(render(**WATCH), "model")
     costs = imported(render(**WATCH), "measure.costs")
     card = gpus.Card("NVIDIA H100 80GB HBM3", (9, 0), 79.0, 132)
@@ -257,7 +258,7 @@ def test_the_fraction_of_the_roofline(monkeypatch):
     state = torch.get_rng_state()
     roof = watch.roof_of(SimpleNamespace(project=project), batch)
     assert torch.equal(torch.get_rng_state(), state)
-    seconds, *_ = costs.card(gpus.table()["h100"], "bf16").step(costs.count(Toy, batch, "bf16"))
+    seconds, *_ = costs.card(table["h100"], "bf16").step(costs.count(Toy, batch, "bf16"))
     assert roof == pytest.approx(seconds / 128)
     monkeypatch.setattr(gpus, "this_card", lambda: card._replace(name="NVIDIA X"))
     assert watch.roof_of(SimpleNamespace(project=project), batch) == 0

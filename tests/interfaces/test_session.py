@@ -10,11 +10,14 @@ import random
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
 import torch
+from fakes import engine
 from rendering import questions, render
 from running import check_run, evaluations, losses, newest_run, rows, weights
 from test_tier_b import TINY
@@ -209,3 +212,21 @@ def test_an_overflow_under_fp16_skips_one_update_and_no_step(framework, fused, t
     assert json.loads((newest_run(folder) / "status.json").read_text())["step"] == total
     calm = train(*words)
     assert losses(folder)[:OVERFLOW] == losses(calm)[:OVERFLOW]
+
+
+def test_peak_memory_is_that_of_the_epoch(monkeypatch):
+    """It is reset at the first batch of each epoch, after the loader has read the peak."""
+    seen: list[str] = []
+
+    def epoch(number, first):
+        seen.append("loader")
+        yield from "abc"
+
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: seen.append("reset"))
+    run = MagicMock(batches=None, accumulation=2)
+    run.loader.epoch = epoch
+    run.meter.next_batch = next
+    run.project.device = SimpleNamespace(type="cuda")
+    for run.batches_of.return_value in [(0, 0, 2), (0, 2, 3), (1, 0, 2), (1, 2, 3)]:
+        seen += engine("run.run").Run.next_batches(run)
+    assert "".join(word[0] for word in seen) == "lrabclrabc"

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import torch
@@ -22,10 +23,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from ..engine.compute.gpus import Gpu
+from ..engine.compute.gpu_table import Gpu
 from ..engine.compute.optimization import checkpoint_blocks
 from ..engine.interfaces import Batch
-from ..optimizer import import_muon
 
 aten = torch.ops.aten
 LSTM = (aten.mkldnn_rnn_layer, aten.mkldnn_rnn_layer_backward)  # one layer, inputs (T, B, C)
@@ -209,7 +209,8 @@ def _optimizer_bytes(model: Any, optimizer: str, parameters: int) -> int:
     if optimizer == "adafactor":
         return sum(_adafactor_bytes(weight) for weight in model.parameters())
     if optimizer == "muon":
-        in_muon = sum(weight.numel() for weight in import_muon().inner_matrices(model))
+        muon: Any = import_module("..muon", __package__)
+        in_muon = sum(weight.numel() for weight in muon.inner_matrices(model))
         return 8 * parameters - 4 * in_muon
     return 0
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..engine.compute import gpus
+from ..engine.compute import gpu_table
 from ..engine.errors import UserError
 from ..engine.log.record import Record, numbers
 from ..engine.settings.sources import near, read
@@ -31,7 +31,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
     """Print a table with the fastest card first, or the cheapest one if there are prices."""
-    names = arguments.gpu or gpus.table()
+    names = arguments.gpu or gpu_table.table()
     keys = [known(name, "--gpu") for name in names if name != "cpu"]
     prices = dict(map(priced, arguments.price))
     settings = load()
@@ -103,11 +103,11 @@ def print_costs(costs: Costs, epoch: int) -> None:
 def known(name: str, where: str) -> str:
     """Return the key of a card in the table, or `cpu`. Raises `UserError` for another name."""
     key = name.lower()
-    if key in ("cpu", *gpus.table()):
+    if key in ("cpu", *gpu_table.table()):
         return key
-    longer = [card for card in gpus.table() if card.startswith(key)]
-    guess = near(key, gpus.table())
-    remedy = f"choose from {', '.join(longer or gpus.table())}"
+    longer = [card for card in gpu_table.table() if card.startswith(key)]
+    guess = near(key, gpu_table.table())
+    remedy = f"choose from {', '.join(longer or gpu_table.table())}"
     if guess and not longer:
         remedy = f"did you mean {guess}?"
     raise UserError(f"no card {name!r} in the table", where, remedy)

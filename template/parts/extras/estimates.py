@@ -10,7 +10,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from ..engine.compute.gpus import Gpu, resolve_precision, table
+from ..engine.compute.gpu_table import Gpu, table
+from ..engine.compute.gpus import resolve_precision
 from ..engine.errors import UserError
 from .costs import HALF, Costs, Device, Recorder, card
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..engine.compute import gpus
+from ..engine.compute.gpu_table import match
 from ..engine.run.explanations import failure
 from ..engine.settings.sources import read
 
@@ -92,7 +93,7 @@ def check_wheel(card: gpus.Card) -> Finding:
     except RuntimeError as error:
         if "no kernel image" not in str(error):
             raise
-        row, _ = gpus.match(card)
+        row, _ = match(card)
         build = f"another build from {WHEELS}"
         if row is not None:
             build = f"torch{row.torch} from {WHEELS}{row.wheel}"
@@ -107,7 +108,7 @@ def check_card(card: gpus.Card, answers: Answers) -> Finding:
         result = "ok" if answer in ("auto", "cpu") else "warning"
         return result, f"no GPU, training runs on the CPU; the project is for gpu={answer}"
 
-    row, why = gpus.match(card)
+    row, why = match(card)
     key = row.key if row else "other"
     same_sm = answers.get("gpu_compute_capability", card.sm) == card.sm
     if answer == "auto" or (answer == key and same_sm):

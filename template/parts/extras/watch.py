@@ -162,7 +162,8 @@ def roof_of(run: Run, batch: Batch) -> float:
     """
     import torch
 
-    from ..engine.compute.gpus import match, this_card
+    from ..engine.compute.gpu_table import match
+    from ..engine.compute.gpus import this_card
     from ..measure.costs import card, count
     from ..model import build_model
 

@@ -18,6 +18,8 @@ from torch.nn import functional
 from .engine.interfaces import Batch, Output
 
 SLOPE = 0.2  # of the scores below 0 (Veličković et al. 2018)
+CPU_EDGES = 8192
+"""Edges summed at a time on a CPU, whose messages fit into its cache. A GPU sums all at once."""
 
 
 class SegmentAttention(torch.autograd.Function):
@@ -57,9 +59,11 @@ class SegmentAttention(torch.autograd.Function):
             kept = torch.rand_like(weights) >= dropout
 
         out = torch.zeros_like(values)
-        messages = values.index_select(0, source)  # (E, H, C)
-        messages.mul_(_dropped(weights, kept, dropout).unsqueeze(2))
-        out.index_add_(0, target, messages)
+        shares_of_edges = _dropped(weights, kept, dropout)
+        for sources, targets, shares in _blocks(source, target, shares_of_edges):
+            messages = values.index_select(0, sources)  # (≤ CPU_EDGES, H, C)
+            messages.mul_(shares.unsqueeze(2))
+            out.index_add_(0, targets, messages)
         ctx.save_for_backward(values, weights, source, target, out, kept)
         ctx.dropout = dropout
         return out
@@ -68,11 +72,14 @@ class SegmentAttention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         values, weights, source, target, out, kept = ctx.saved_tensors
-        shares = _dropped(weights, kept, ctx.dropout)
-        arriving = gradient.index_select(0, target)  # (E, H, C)
-        to_scores = (values.index_select(0, source) * arriving).sum(2)
         to_values = torch.zeros_like(values)
-        to_values.index_add_(0, source, arriving.mul_(shares.unsqueeze(2)))
+        to_scores = torch.empty_like(weights)
+        blocks = _blocks(source, target, _dropped(weights, kept, ctx.dropout), to_scores)
+        for sources, targets, shares, to_score in blocks:
+            arriving = gradient.index_select(0, targets)  # (≤ CPU_EDGES, H, C)
+            products = values.index_select(0, sources).mul_(arriving)
+            torch.sum(products, 2, out=to_score)
+            to_values.index_add_(0, sources, arriving.mul_(shares.unsqueeze(2)))
         mean = (gradient * out).sum(2)  # (N, H): the softmax's own term, Σ weight · derivative
         to_scores = _dropped(to_scores, kept, ctx.dropout)
         to_scores.sub_(mean.index_select(0, target)).mul_(weights)
@@ -84,6 +91,16 @@ def _dropped(weights: Tensor, kept: Tensor | None, dropout: float) -> Tensor:
     if kept is None:
         return weights
     return (weights * kept).div_(1 - dropout)
+
+
+def _blocks(*tensors: Tensor) -> Any:
+    """Split the tensors along the edges, and return matching blocks.
+
+    An exported program gets one block: their number would hold for one number of edges only.
+    """
+    if tensors[0].device.type != "cpu" or torch.compiler.is_exporting():
+        return [tensors]
+    return zip(*(tensor.split(CPU_EDGES) for tensor in tensors), strict=True)
 
 
 class GraphAttention(nn.Module):

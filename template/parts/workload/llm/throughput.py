@@ -12,7 +12,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ..engine.compute.gpus import match, this_card
+from ..engine.compute.gpu_table import match
+from ..engine.compute.gpus import this_card
 
 if TYPE_CHECKING:
     import torch

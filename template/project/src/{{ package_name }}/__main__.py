@@ -165,14 +165,21 @@ def enter_root() -> None:
 
 
 def normalized(word: str) -> str:
-    """Write the flag of a setting with `_`: `--data.batch-size=4` is `--data.batch_size=4`."""
+    """Write the flag of a setting with `_`, and any other flag with `-`; both mean the same."""
     flag, equals, value = word.partition("=")
-    is_setting = flag.startswith("--") and "." in flag
-    return f"--{flag[2:].replace('-', '_')}{equals}{value}" if is_setting else word
+    if not flag.startswith("--"):
+        return word
+    name = flag[2:]
+    name = name.replace("-", "_") if "." in name else name.replace("_", "-")
+    return f"--{name}{equals}{value}"
 
 
 class Parser(argparse.ArgumentParser):
     """An ArgumentParser that raises its errors as `UserError`."""
+
+    def add_argument(self, *names: str, **options: Any) -> argparse.Action:
+        """Declare an argument, its flag as `normalized` writes it."""
+        return super().add_argument(*map(normalized, names), **options)
 
     def error(self, message: str) -> NoReturn:
         raise UserError(message, "command line", f"see `{self.prog} --help`")

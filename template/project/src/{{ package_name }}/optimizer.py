@@ -13,8 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .engine.errors import UserError
-
 FUSED = ("adamw", "muon")  # optimizers with one kernel that updates all weights
 ONECYCLE_START = 1 / 25  # first learning rate over the peak (Smith & Topin 2018; OneCycleLR)
 ONECYCLE_END = ONECYCLE_START / 1e4
@@ -36,10 +34,9 @@ def build_optimizer(model: nn.Module, all_settings: Any) -> torch.optim.Optimize
         "fused": settings.fused,
         "foreach": None if settings.fused else False,
     }
-    if settings.name == "muon":
-        optimizer: torch.optim.Optimizer = import_muon().build(
-            model, settings.weight_decay, **options
-        )
+    if settings.name == "muon":  # accepted in projects with the extra `muon` only
+        muon: Any = import_module(".muon", __package__)
+        optimizer: torch.optim.Optimizer = muon.build(model, settings.weight_decay, **options)
         return optimizer
     groups = decay_groups(model.parameters(), settings.weight_decay)
     if settings.name == "adafactor":
@@ -57,16 +54,6 @@ def decay_groups(weights: Iterable[Tensor], decay: float) -> list[dict[str, Any]
         {"params": [weight for weight in trained if weight.dim() >= 2], "weight_decay": decay},
         {"params": [weight for weight in trained if weight.dim() < 2], "weight_decay": 0.0},
     ]
-
-
-def import_muon() -> Any:
-    """Return the module of the extra `muon`. Raises `UserError` if the project does not have it."""
-    try:
-        return import_module(".muon", __package__)
-    except ModuleNotFoundError as error:
-        what = "this project was made without muon"
-        remedy = "choose adamw, or add the extra muon through `copier update`"
-        raise UserError(what, "optimizer.name muon", remedy) from error
 
 
 def is_fused(all_settings: Any) -> tuple[str, str]:

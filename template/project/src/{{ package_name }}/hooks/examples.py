@@ -38,7 +38,6 @@ class Hook:
         self.seconds = 0.0  # spent on examples
         self.enabled = (Path(__file__).parents[1] / "examples.py").exists()
         self.is_slow = False  # a function `answer` may take longer than an evaluation
-        self.missed = False  # the best evaluation has no predictions
         self.undrawn: tuple[int, list[Batch]] | None = None  # the step and its predictions
 
     def after_evaluation(self, run: Run, metrics: dict[str, float]) -> None:
@@ -53,14 +52,9 @@ class Hook:
             self._guarded(run, self._draw)
 
     def _is_due(self, run: Run, loss: float) -> bool:
-        """Whether to predict: at a new best loss, or at the last one if there was no time then."""
-        if not self.enabled:
-            return False
-        is_last = run.step >= run.num_steps
-        if loss < run.progress.best_loss:
-            self.missed = self.is_slow and not is_last and not self._is_rare()
-            return not self.missed
-        return is_last and self.missed
+        """Whether to predict: the loss is a new best one, and there is time, or it is the last."""
+        has_time = not self.is_slow or self._is_rare() or run.step >= run.num_steps
+        return self.enabled and has_time and loss < run.progress.best_loss
 
     def _is_rare(self) -> bool:
         return self.seconds <= TIME_FRACTION * (time.perf_counter() - self.start_time)
@@ -100,10 +94,9 @@ class Hook:
         self.undrawn = None
         if not run.project.distributed.is_main:
             return
-        start_time = time.perf_counter()
         files = draw(run.project, samples, run.folder / FOLDER)
         run.log.send_files(run.step, files)
-        run.log.event(step, FOLDER, seconds=time.perf_counter() - start_time)
+        run.log.event(step, FOLDER)
 
 
 def draw(project: Project, samples: list[Batch], folder: Path) -> list[Path]:

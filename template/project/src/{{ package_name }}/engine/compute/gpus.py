@@ -1,16 +1,11 @@
-"""The table of GPUs (`gpus.yml`), the GPU of this machine, and the choice of the precision.
+"""The GPU of this machine, and the choice of the precision.
 
 Only `this_card` imports torch, so that settings are checked and help is printed without it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-import yaml
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import UserError
 
@@ -19,28 +14,11 @@ if TYPE_CHECKING:
 
     from ..settings.config import Settings
 
-TABLE = Path(__file__).with_name("gpus.yml")
 # First capability with tensor cores for each format: NVIDIA Volta, Ampere, Ada.
 FIRST = {"fp16": (7, 0), "bf16": (8, 0), "tf32": (8, 0), "fp8": (8, 9)}
 CDNA3 = (9, 4)  # AMD MI300X as torch on ROCm numbers it; not NVIDIA's Hopper
 
 Capability = tuple[int, int]
-
-
-@dataclass(frozen=True)
-class Gpu:
-    """One GPU of the table; the comment at the top of the table explains the columns."""
-
-    key: str  # as in the answer `gpu`
-    label: str
-    aliases: list[str]  # as the driver prints them, without the maker
-    sm: str
-    sm_count: int  # streaming multiprocessors (AMD: compute units)
-    memory_gb: float  # as sold; a driver reports 3 to 9 % less
-    bandwidth_gb_s: float
-    tflops: dict[str, float]  # dense peaks; absent: not in the hardware, or never published
-    torch: str  # releases with code for it, as pip writes a range
-    wheel: str  # their folder in PyTorch's wheel index
 
 
 class Card(NamedTuple):
@@ -78,36 +56,6 @@ def this_card(device: torch.device | None = None) -> Card:
         sm_count=properties.multi_processor_count,
         hip=torch.version.hip is not None,
     )
-
-
-@cache
-def table() -> dict[str, Gpu]:
-    """Return every GPU of the table by its key."""
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast with libyaml
-    rows: Any = yaml.load(TABLE.read_text(encoding="utf-8"), loader)
-    return {key: Gpu(key, **row) for key, row in rows.items()}
-
-
-def match(card: Card) -> tuple[Gpu | None, str]:
-    """Return the table's GPU for a card, or None, and the reason; older drivers omit the maker.
-
-    The whole name must match: an "RTX 4070" is not an "RTX 4070 Ti SUPER", and an "RTX 4090 Laptop
-    GPU" or a slice of a card (MIG) is slower than the card. Cards of one name may differ in size.
-    """
-    name = card.name.strip().removeprefix("NVIDIA ").strip()
-    matching = []
-    for gpu in table().values():
-        if name not in gpu.aliases or card.sm_count != gpu.sm_count:
-            continue
-        # Reported GiB against sold GB: error correction and the driver keep up to 9 % (T4 14.6 of
-        # 16), and some makers sell decimal gigabytes (B300: 268 GiB as 288). The nearest other size
-        # is 17 % away.
-        if 0.89 <= card.memory_gb / gpu.memory_gb <= 1.05:
-            matching.append(gpu)
-    if len(matching) == 1:
-        return matching[0], f"{name} is {matching[0].label}"
-    size = f"{card.memory_gb:.1f} GB, {card.sm_count} multiprocessors"
-    return None, f"{name} with {size} is not in the table of GPUs"
 
 
 def chosen_precision(settings: Settings, card: Card) -> tuple[str, str]:

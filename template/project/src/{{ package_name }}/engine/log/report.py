@@ -45,7 +45,7 @@ def write_report(folder: Path) -> list[tuple[str, str]]:
 
 
 def summary(record: Record) -> list[tuple[str, str]]:
-    """Return (name, text) of the state, the best evaluation, alerts and notes."""
+    """Return (name, text) of the state, the best evaluation with its metrics, alerts and notes."""
     state = f"{record.state}, at step {record.step:,}"
     reason = record.status.get("reason")
     if reason:
@@ -56,6 +56,12 @@ def summary(record: Record) -> list[tuple[str, str]]:
     if record.baseline is not None:
         best += f" (baseline {show(record.baseline)})"
     lines = [("state", state), ("best", best)]
+    of_best = []
+    for name, value in record.best.items():
+        if name not in (*NO_METRICS, "step", "loss"):
+            of_best.append(f"{name} {show(value)}")
+    if of_best:
+        lines.append(("metrics", f"{', '.join(of_best)} (of the best step)"))
     for event in record.events:
         if event.get("event") == "alert":
             lines.append(("alert", f"step {event['step']:,}: {event['text']}"))
