@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import h5py
@@ -639,3 +640,39 @@ def test_the_package_starts_from_the_best_undamaged_checkpoint_of_a_script(workl
     best.unlink()
     newer.unlink()
     one_error(run(package, *words, str(best.parents[1]), cwd=cwd), "no valid checkpoint")
+
+
+# --- what an owner adds
+
+
+def test_padding_does_not_change_what_the_library_decodes_with_a_script(tmp_path):
+    """The library's `generate` passes the mask apart from the positions."""
+
+    def check(train: Any) -> None:
+        torch.manual_seed(0)
+        sizes = SimpleNamespace(
+            pretrained="",
+            width=32,
+            hidden=64,
+            layers=2,
+            heads=4,
+            head_width=8,
+            feed_forward="relu",
+            dropout=0.0,
+        )
+        facts = SimpleNamespace(vocabulary=257, start=256, end=256)
+        t5 = train.build_t5(sizes, facts).eval()
+        source = torch.randint(97, 103, (1, 16))
+        start = torch.full((1, 1), 256)
+        present = torch.arange(16)[None] < 7
+
+        def logits(source: torch.Tensor, present: torch.Tensor) -> torch.Tensor:
+            given = {"input_ids": source, "attention_mask": present.long()}
+            return t5(**given, decoder_input_ids=start).logits
+
+        with torch.no_grad():
+            torch.testing.assert_close(
+                logits(source, present), logits(source[:, :7], present[:, :7])
+            )
+
+    assert run_script(script("seq2seq"), "--help", cwd=tmp_path, before=check).code == 0

@@ -12,8 +12,12 @@ def attend(
     """Attention with one bias for positions and mask; query (B, H, T, D) to (B, T, H, D).
 
     T5 does not scale its scores. On a CPU, the fused kernel lacks dropout and the bias's gradient.
+    The library's `generate` passes positions and mask separately; training has already added them.
     """
-    bias = named["position_bias"].to(query.dtype)
+    bias = named["position_bias"]
+    if attention_mask is not None:
+        bias = bias + attention_mask
+    bias = bias.to(query.dtype)
     if query.device.type == "cpu":
         weights = (query @ key.mT).add_(bias).softmax(-1)
         mixed = F.dropout(weights, named["dropout"]) @ value
