@@ -94,7 +94,7 @@ def place(project, tmp_path_factory):
 
 @pytest.mark.parametrize("line", documented())
 @pytest.mark.first(2)
-def test_a_documented_command_works(line, project, place):
+def test_a_documented_command_works(line, project, place, tmp_path):
     words = project_words(line)
     if words[0] in ("try", "train-gpus", "test"):  # their own tests run them
         target = re.compile(rf"^{words[0]}:.*## ", flags=re.MULTILINE)
@@ -104,6 +104,10 @@ def test_a_documented_command_works(line, project, place):
         "benchmark": forked_trials(project),
         "tune": forked_trainings(project) if "--search" in words else forked_trials(project),
     }.get(words[0])
+    if words[:2] == ["train", "--resume"] and words[2:]:
+        place = tmp_path  # the command that began this run may be in another process
+        begun = run(project, *shortened(["train", "--name", words[2]]), cwd=place)
+        assert begun.code == 0, begun.err[-2000:]
     result = run(project, *shortened(words), cwd=place, before=before)
     assert result.code == 0, result.err[-2000:]
 
