@@ -19,6 +19,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if RENDERS not in os.environ:  # workers find it there
         os.environ[RENDERS] = tempfile.mkdtemp(prefix="fasttrain-renders-")
         config.stash[FOLDER] = os.environ[RENDERS]
+    if config.option.markexpr != "gpu":  # results are a CPU's, and a fork cannot use CUDA again
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     os.environ["TRAINING_ROOT"] = "."  # a shared project's commands work in each test's own folder
 
 

@@ -62,7 +62,7 @@ def test_a_setting_that_a_resumed_run_may_change_is_said_and_recorded_from_its_s
     words = ("--optimizer.learning_rate", "0.01", "--max-steps", "8", *UNFUSED)
     done = check_run(TABULAR, "train", "--resume", *words, cwd=begun)
     for group in last_state(begun)["optimizer"]["param_groups"]:
-        assert (group["fused"], group["betas"]) == (False, (0.5, 0.999))
+        assert (group["fused"], group["betas"]) == (None, (0.5, 0.999))
     note = "from step 4 on optimizer.learning_rate is 0.01; it was 0.001"
     assert done.out.count(f"note: {note}\n") == 1
     assert note in (path.parent / "report.md").read_text()

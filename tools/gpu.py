@@ -47,20 +47,24 @@ def projects() -> list[dict[str, Any]]:
         answer = {"workload": workload, "loader": loader, "framework": "pytorch"}
         if workload in LARGE_PRODUCTS:
             answer["precision"] = "fp8"
-        if workload == "llm":  # a row of its benchmark is the cost of watching
-            answer["extras"] = ["watch"]
+        if workload == "llm":  # rows of its benchmark are the cost of watching and a profile
+            answer["extras"] = ["watch", "profile"]
         answers.append(answer)
     return answers
 
 
 def main(python: str) -> None:
     from rendering import render_into
+    from variants import choices
 
     folder = ROOT / "build/gpu"
     shutil.rmtree(folder, ignore_errors=True)
     for answer in projects():
         name = f"{answer['workload']}-{answer['loader']}-{answer['framework']}"
         render_into(folder / "projects" / name, **answer)
+    for workload in choices("workload"):
+        answer = {"workload": workload, "layout": "script"}
+        render_into(folder / "projects" / f"script-{workload}", **answer)
     download = [sys.executable, "-m", "pip", "download", "--quiet", "--only-binary=:all:"]
     download += ["--python-version", python, "--dest", str(folder / "wheels")]
     subprocess.run([*download, *PACKAGES], check=True)

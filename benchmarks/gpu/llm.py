@@ -1,10 +1,13 @@
 """What each optimization is worth on a GPU: GPT-2 small (124M), block 1024, one table row after the
 other.
 
-fp32 without anything, then TF32, bf16, compile, fused AdamW and chunked loss one upon the other; a
-loop of nanoGPT's structure with compile, which starts from the same weights; then, with all of it
-on, fp8, activation checkpointing for its memory, deterministic mode, and the monitor's own cost.
+fp32 without anything, then TF32, bf16, compile and fused AdamW one upon the other; a loop of
+nanoGPT's structure with compile, which starts from the same weights; then, with all of it on,
+chunked loss, fp8, activation checkpointing for its memory, deterministic mode, and the monitor's
+own cost.
 All rows see the same tokens in the same order. Takes about 8 minutes on an H200.
+
+FASTTRAIN_NANOGPT names a checkout of karpathy/nanoGPT: its own train.py is a row of the same run.
 
     make bench-gpu PART=llm
     make bench-gpu PART=llm ARGS=--rehearse    # every row in small on a CPU
@@ -13,7 +16,12 @@ All rows see the same tokens in the same order. Takes about 8 minutes on an H200
 from __future__ import annotations
 
 import itertools
+import os
+import re
+import shutil
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -45,7 +53,6 @@ LADDER = {  # each row keeps what the rows above it have switched on
     "+ bf16": {"training.precision": "bf16", "data.pin_memory": "true"},
     "+ compile": {"compile.enabled": "true"},
     "+ fused AdamW": {"optimizer.fused": "true"},
-    "+ chunked loss": {"model.chunked_loss": "true"},
 }
 REHEARSAL = {
     "data.block_size": 16,
@@ -58,21 +65,35 @@ REHEARSAL = {
     "training.fp8_emulation": "true",
 }
 BESIDE: dict[str, dict[str, Any]] = {  # all of the above, and this
+    "chunked loss": {"model.chunked_loss": "true"},
     "fp8 instead of bf16": {"training.precision": "fp8"},
     "activation checkpointing": {"training.gradient_checkpointing": "true"},
     "monitor, ten samples a second": {"watch.every_seconds": 0.1},
     "monitor, no samples": {"watch.every_seconds": 0},
-    "deterministic": {"reproducibility.deterministic": "true", "training.cudnn_benchmark": "false"},
+    "CUDA graphs (reduce-overhead)": {"compile.mode": "reduce-overhead"},
+    "deterministic, chunked loss": {
+        "reproducibility.deterministic": "true",
+        "training.cudnn_benchmark": "false",
+        "model.chunked_loss": "true",
+    },
 }
+NANOGPT = "FASTTRAIN_NANOGPT"  # environment: a checkout of karpathy/nanoGPT
+THEIR_OWN = "nanoGPT's own train.py"
+THEIR_PROGRAM = """
+import runpy, torch
+runpy.run_path("train.py", run_name="__main__")
+print("memory", torch.cuda.max_memory_allocated() / 2**30)
+"""
 
 
 # What is claimed of them: all of it against nothing and against nanoGPT's structure; what repeating
 # costs.
 FIRST = (
-    "+ chunked loss",
+    "+ fused AdamW",
     "nanoGPT's structure, compiled, bf16",
     "no optimization (fp32)",
-    "deterministic",
+    "chunked loss",
+    "deterministic, chunked loss",
 )
 
 
@@ -161,6 +182,46 @@ def theirs(overrides: dict[str, Any]) -> dict[str, Any]:
     return found | {"why": why} | ({"mfu": batch * flops / step / peak} if peak else {})
 
 
+def their_own(folder: Path, overrides: dict[str, Any], checkout: Path) -> dict[str, Any]:
+    """nanoGPT's train.py as it is, with compile, on the same tokens in batches of the same size.
+
+    It waits for the GPU at the lines that it prints, so the time between two lines is exact.
+    """
+    import torch
+
+    place = Path(tempfile.mkdtemp(dir=folder))
+    for name in ("train.py", "model.py", "configurator.py"):
+        shutil.copy(checkout / name, place)
+    tokens = project("engine.data.store").Store.open(overrides["data.path"]).arrays["tokens"].rows()
+    for name in ("train", "val"):
+        path = place / f"data/zipf/{name}.bin"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        tokens.tofile(path)
+    steps, batch = overrides["training.max_steps"], overrides["data.batch_size"]
+    block = overrides["data.block_size"]
+    words = ["--dataset=zipf", f"--batch_size={batch}", "--gradient_accumulation_steps=1"]
+    words += [f"--block_size={block}", f"--max_iters={steps}"]
+    words += ["--eval_iters=1", "--warmup_iters=10", f"--lr_decay_iters={steps}"]
+    words += [f"--eval_interval={10**9}", f"--log_interval={overrides['monitor.every_steps']}"]
+    if not torch.cuda.is_available():
+        words += ["--device=cpu", "--compile=False"]
+    start, times, found = time.perf_counter(), [], {}
+    command = [sys.executable, "-u", "-c", THEIR_PROGRAM, *words]
+    with subprocess.Popen(command, cwd=place, stdout=subprocess.PIPE, text=True) as process:
+        for line in process.stdout or ():
+            if measured := re.match(r"iter (\d+): loss ([\d.]+)", line):
+                times.append(time.perf_counter())
+                found["loss"] = float(measured[2])
+            elif line.startswith("memory "):
+                found["memory_gb"] = float(line.split()[1])
+    if process.returncode:
+        raise RuntimeError(f"train.py ended with {process.returncode}")
+    step = statistics.median(b - a for a, b in itertools.pairwise(times[WARM:]))
+    step /= overrides["monitor.every_steps"]
+    found |= {"step_ms": 1000 * step, "tokens_per_second": batch * block / step}
+    return found | {"start_s": times[0] - start}
+
+
 COLUMNS = ["", "ms/step", "tokens/s", "against the first", "MFU", "peak memory", "loss", "start"]
 
 
@@ -193,13 +254,17 @@ def main() -> None:
             for name, on in ladder(OFF, LADDER).items()
         }
         plan["nanoGPT's structure, compiled, bf16"] = lambda: theirs(common | small)
+        checkout = os.environ.get(NANOGPT)
+        if checkout:
+            their_folder = Path(checkout).resolve()
+            plan[THEIR_OWN] = lambda: their_own(folder, common | small, their_folder)
         everything = list(ladder(OFF, LADDER).values())[-1]
         for name, change in BESIDE.items():
             plan[name] = lambda on=everything | change: ours(folder, common | on | small)
         how = f"batch {BATCH}, block {BLOCK}, {arguments.steps} steps a row"
         how += f", the first {WARM * EVERY} not counted"
         book = Book("llm", COLUMNS, cells, list(plan), arguments, how)
-        book.run(plan, FIRST)
+        book.run(plan, (*FIRST, *[THEIR_OWN] * bool(checkout)))
 
 
 if __name__ == "__main__":

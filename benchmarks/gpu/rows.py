@@ -58,6 +58,7 @@ def begin(doc: str, steps: int = 0, **answers: Any) -> argparse.Namespace:
         text = f"of a row (default: {steps}, of a rehearsal {FEWEST})"
         parser.add_argument("--steps", type=int, help=text)
     parser.add_argument("--rehearse", action="store_true", help="every row in small; needs no GPU")
+    parser.add_argument("--only", nargs="+", default=[], help="names of the only rows to measure")
     parser.add_argument("--headline", action="store_true", help="only the rows that matter most")
     arguments = parser.parse_args()
     if arguments.output is None:
@@ -258,6 +259,8 @@ class Book:
         order = [*first, *(name for name in plan if name not in first)]
         if self.arguments.headline:
             order = [*first]
+        if self.arguments.only:
+            order = [name for name in plan if name in self.arguments.only]
         for name in order:
             if name not in self.done:
                 self.measure(name, plan[name])

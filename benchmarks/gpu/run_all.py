@@ -31,6 +31,7 @@ STAGES = {  # in the order of their value
     "seq2seq, headline": ("benchmarks/gpu/seq2seq.py", "--headline"),
     "timeseries": ("benchmarks/gpu/timeseries.py",),
     "graph": ("benchmarks/gpu/graph.py",),
+    "scripts": ("benchmarks/gpu/scripts.py",),
     "llm": ("benchmarks/gpu/llm.py",),
     "seq2seq": ("benchmarks/gpu/seq2seq.py",),
 }
@@ -107,14 +108,14 @@ def memory(one: Row, other: Row) -> str:
 HEADLINES: tuple[tuple[str, str, str, Callable[[Row, Row], str]], ...] = (
     ("seq2seq", "T5-large, TF32", "T5-large, fp32", speed),
     ("graph", "graphs of `prepare`", "rebuilt, Python loop over stocks", windows),
-    ("llm", "deterministic", "+ chunked loss", longer),
+    ("llm", "deterministic, chunked loss", "chunked loss", longer),
     (
         "loaders",
         "chunk loader, two chunks of 2 GB",
         "map-style DataLoader, 0 workers, fp32",
         epoch,
     ),
-    ("llm", "+ chunked loss", "no optimization (fp32)", memory),
+    ("llm", "+ fused AdamW", "no optimization (fp32)", memory),
 )
 
 

@@ -35,6 +35,7 @@ BESIDE: dict[
     str, tuple[str, dict[str, Any]]
 ] = {  # name: (row to compare with, settings beside those of the ladder)
     "T5-base, fp8 instead of bf16": ("+ fused AdamW", {"training.precision": "fp8"}),
+    "T5-base, Adafactor instead of AdamW": ("+ fused AdamW", {"optimizer.name": "adafactor"}),
     "T5-large, fp32": ("", OFF | LARGE),
     "T5-large, TF32": ("T5-large, fp32", OFF | LARGE | {"training.precision": "tf32"}),
 }

@@ -204,7 +204,8 @@ def prepare(folder: Path, arguments: argparse.Namespace) -> None:
         assert in_fork(lambda: project("__main__").main(words)) == 0
         return
     command = (sys.executable, "-m", "my_training", *words)
-    environment = {**os.environ, "PYTHONPATH": str(arguments.project.resolve() / "src")}
+    modules = [str(arguments.project.resolve() / "src"), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, modules))}
     environment["TRAINING_ROOT"] = str(folder)
     subprocess.run(command, cwd=folder, env=environment, check=True, stdout=subprocess.DEVNULL)
 

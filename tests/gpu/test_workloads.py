@@ -27,6 +27,7 @@ EAGER = ("--compile.enabled", "false")
 SWITCHES = {
     "plain": EAGER,
     "compiled": ("--compile.enabled", "true"),
+    "graphs": ("--compile.enabled", "true", "--compile.mode", "reduce-overhead"),
     "recomputed": (*EAGER, "--training.gradient_checkpointing", "true"),
     "unfused": (*EAGER, "--optimizer.fused", "false"),
 }
@@ -83,6 +84,18 @@ def test_every_switch_learns_alike(workload, tmp_path):
         losses_by_name[name] = mean_loss(tmp_path / name, *words, **cell(workload))
     for name, loss in losses_by_name.items():
         assert loss == pytest.approx(losses_by_name["plain"], rel=0.05), name
+
+
+def test_a_large_batch_of_an_lstm_stays_finite_in_half_precision(tmp_path):
+    """cuDNN gets float16 under bf16, without a loss scale, and gradients are sums over a batch."""
+    words = (*SMALL["windows"], "--data.batch_size", "16384", *EAGER)
+    losses_by_name = {}
+    for precision in ("fp32", "bf16"):
+        more = ("--training.precision", precision)
+        losses_by_name[precision] = mean_loss(
+            tmp_path / precision, *words, *more, **cell("windows")
+        )
+    assert losses_by_name["bf16"] == pytest.approx(losses_by_name["fp32"], rel=0.05)
 
 
 @pytest.mark.parametrize("workload", FP8)

@@ -124,7 +124,10 @@ class Head(nn.Module):
         x = self.norm(x).flatten(0, 1)
         targets = targets.flatten()
         rows = max(LOGITS_BYTES // (4 * len(weight)), 1)
-        if self.chunked and len(x) > rows:
+        chunked = self.chunked
+        if chunked == "auto":
+            chunked = not torch.compiler.is_compiling()
+        if chunked and len(x) > rows:
             return chunked_cross_entropy(x, weight, targets, rows)
         logits = functional.linear(x, weight).float()
         return functional.cross_entropy(logits, targets, reduction="sum", ignore_index=IGNORE)
@@ -285,7 +288,8 @@ def chunked_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor, rows: int)
     x (N, C), weight (V, C), targets (N,).
     """
     device = x.device.type
-    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+    # FLOPs are counted on "meta", which has no autocast; torch 2.11 cannot compile a call to ask.
+    if device != "meta" and torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
         x = x.to(dtype)
         weight = weight.to(dtype)

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 from pydantic import Field
 
 from .engine.settings import config
-from .engine.settings.config import BelowOne, Natural, Positive, Section
+from .engine.settings.config import Auto, BelowOne, Natural, Positive, Section
 from .engine.settings.loader import LoaderSettings
 
 WORKLOAD = "llm"
@@ -93,9 +93,9 @@ class Model(Section):
     """Tokens that the model distinguishes, rounded up to a multiple of 64. 0 uses the number in the
     data."""
 
-    chunked_loss: bool = True
-    """Compute the logits of a large vocabulary in chunks, which saves gigabytes of memory. false:
-    all at once, for comparison."""
+    chunked_loss: bool | Auto = "auto"
+    """Compute the logits of a large vocabulary in chunks, which saves gigabytes of memory. auto:
+    unless the head is compiled; the compiler saves most of that memory in less time."""
 
     @property
     def shape(self) -> Size:

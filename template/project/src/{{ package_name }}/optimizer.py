@@ -31,8 +31,7 @@ def build_optimizer(model: nn.Module, all_settings: Any) -> torch.optim.Optimize
         "lr": settings.learning_rate,
         "betas": (settings.beta1, settings.beta2),
         "eps": settings.epsilon,
-        "fused": settings.fused,
-        "foreach": None if settings.fused else False,
+        "fused": settings.fused or None,  # None is PyTorch's default, which is not fused
     }
     if settings.name == "muon":  # accepted in projects with the extra `muon` only
         muon: Any = import_module(".muon", __package__)
