@@ -377,7 +377,7 @@ def test_shards_of_two_ranks_are_read_by_any_number(world, place):
 
     size = ("--data.batch_size", str(12 // world))
     results = train_ranks(project, "--resume", *size, cwd=folder, world=world)
-    assert f"skipped a damaged checkpoint: {newest.name}" in results[0].out
+    assert f"skipped a damaged checkpoint: {newest.name}" in results[0].err
     expected = trained(alone("llm", place, "--data.batch_size", "12"))
     assert trained(folder) == pytest.approx(expected, rel=1e-5)
 

@@ -203,7 +203,7 @@ def test_damaged_checkpoints_are_skipped_and_named(place, reference):
     flip_bit(newest, 1000)
     resumed = train(place, "--resume", "--max-steps", "30")
     assert resumed.code == 0, resumed.err
-    assert f"skipped a damaged checkpoint: {newest.name}" in resumed.out
+    assert f"skipped a damaged checkpoint: {newest.name}" in resumed.err
     finish(place, reference)
 
     for path in checkpoints(place):

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from ..errors import UserError
+from ..errors import UserError, note
 from ..files import sha256, sync
 
 if TYPE_CHECKING:
@@ -45,8 +45,7 @@ class Checkpoint:
     parts: by name, anything with `state_dict` and `load_state_dict`.
 
     keep: how many of the newest stay, in addition to the best one. must_match: plain values which
-    must be the same on resume, such as the data and the schedule. settings: what decides such a
-    value, for the error.
+    must be the same on resume, such as the data and the schedule.
     """
 
     NAME = re.compile(r"step-\d{8}(-best)?-[0-9a-f]{16}\.pt")
@@ -57,7 +56,6 @@ class Checkpoint:
         distributed: Distributed,
         keep: int = 2,
         must_match: dict[str, Any] | None = None,
-        settings: dict[str, str] | None = None,
         **parts: Any,
     ):
         self.folder = folder
@@ -65,9 +63,7 @@ class Checkpoint:
         self.distributed = distributed
         self.keep = keep
         self.must_match = must_match or {}
-        self.settings = settings or {}
         self.parts = parts
-        self.skipped: list[str] = []
 
     # --- saving
 
@@ -126,8 +122,8 @@ class Checkpoint:
 
     # --- loading
 
-    def load(self) -> int | None:
-        """Restore all parts from the newest intact checkpoint; return its step, None without one.
+    def load(self) -> bool:
+        """Restore all parts from the newest intact checkpoint; return whether there is one.
 
         Newer ones, which are damaged, get another name: they no longer count as the newest. So only
         the process that has locked the run may call this. Raises `UserError` if one of `must_match`
@@ -135,17 +131,15 @@ class Checkpoint:
         """
         saved = self.find("last", rename_damaged=True)
         if not saved:
-            return None
+            return False
         for name, value in self.must_match.items():
             saved_value = saved["must_match"].get(name)
             if saved_value != value:
                 what = f"{name} was {saved_value} in the checkpoint and is {value} now"
-                remedy = "change it back"
-                if name in self.settings:
-                    remedy += f" ({self.settings[name]})"
-                remedy += ", or start a new run"
+                remedy = "change it back, or start a new run"
                 raise UserError(what, str(saved["path"]), remedy)
-        return self.restore(saved, self.parts)
+        self.restore(saved, self.parts)
+        return True
 
     def find(self, which: str, rename_damaged: bool = False) -> State:
         """Return the `last` intact checkpoint, the `best` one or the one of that name.
@@ -155,10 +149,11 @@ class Checkpoint:
         """
         found = self.distributed.on_all_ranks(lambda: self._find_on_main(which))
         path, damaged = self.distributed.gather_objects(found[1:])[0]
-        self.skipped = [skipped.name for skipped in damaged]
+        for skipped in damaged:
+            note(f"skipped a damaged checkpoint: {skipped.name}")
         if path is None and damaged:
-            remedy = f"restore one into {self.folder}"
-            raise UserError("no valid checkpoint", ", ".join(self.skipped), remedy)
+            names = ", ".join(skipped.name for skipped in damaged)
+            raise UserError("no valid checkpoint", names, f"restore one into {self.folder}")
         if path is None:
             return {}
         if rename_damaged and self.distributed.is_main:
@@ -219,8 +214,8 @@ class Checkpoint:
         """Remove a checkpoint, or what was to become one."""
         path.unlink(missing_ok=True)
 
-    def restore(self, saved: State, names: Iterable[str]) -> int:
-        """Restore these parts in their order, and the model last; return the step."""
+    def restore(self, saved: State, names: Iterable[str]) -> None:
+        """Restore these parts in their order, and the model last."""
         others = [name for name in names if name != "model"]
         state = self.complete({name: saved[name] for name in (*others, "model")}, saved["path"])
         for name in others:
@@ -237,7 +232,6 @@ class Checkpoint:
                 "model.py or its settings changed since the run: restore them, or start a new run"
             )
             raise UserError(what, str(saved["path"]), remedy) from error
-        return int(saved["step"])
 
     def complete(self, state: State, path: Path) -> State:
         """Return a state with the tensors that are in other files: there are none."""

@@ -136,7 +136,7 @@ class Checkpoint(WholeCheckpoint):
             mesh = self.distributed.mesh
             return distribute_tensor(whole, mesh, [Shard(0)], src_data_rank=None)
 
-        weights = state["model"]
+        weights = state.get("model", {})
         for name, target in self.parts["model"].state_dict().items():
             if isinstance(target, DTensor) and name in weights:
                 weights[name] = rows(weights[name])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from .engine.errors import UserError
@@ -81,9 +80,6 @@ def open_run(
     if not saved:
         what = "the run has no checkpoint yet"
         raise UserError(what, str(folder), "continue it with `train --resume`")
-    if distributed.is_main:
-        for name in checkpoint.skipped:
-            print(f"note: skipped a damaged checkpoint: {name}")
     recorded = saved["must_match"]
     store = Store.remembered(folder)
     if store is None or needs_data:
@@ -102,16 +98,14 @@ def open_run(
 
 def load_weights(checkpoint: Checkpoint, saved: State, weights: str) -> None:
     """Load a checkpoint's weights, or those that a hook stored in it."""
+    checkpoint.restore(saved, ["model"])
     if weights == "trained":
-        checkpoint.restore(saved, ["model"])
         return
     hooks = averages()
     if weights not in hooks:
         remedy = f"choose one of {', '.join(['trained', *hooks])}"
         raise UserError(f"no hook has weights {weights!r}", "--weights", remedy)
-    states: dict[str, Any] = {}
-    checkpoint.parts["hooks"] = SimpleNamespace(load_state_dict=states.update)
-    checkpoint.restore(saved, ["hooks", "model"])
+    states = checkpoint.complete({"hooks": saved["hooks"]}, saved["path"])["hooks"]
     hooks[weights].use(checkpoint.parts["model"], states)
 
 

@@ -93,6 +93,11 @@ class Project:
             return float(self.dataset.baseline_loss(self.store, split))
         return math.inf
 
+    def optimization_lines(self) -> list[str]:
+        """Return a line for each optimization: its state, and why."""
+        rows = self.optimizations
+        return [f"  {row['name']:<26}{row['state']:<13} {row['why']}" for row in rows]
+
     def startup_notes(self, loader: Loader, validation: Loader | None) -> list[str]:
         """Return notes on a training that the user should read, though nothing is wrong."""
         notes = []

@@ -94,8 +94,8 @@ class Session:
         run.project.optimizations.append(run.loader.order.describe())
         num_parameters = sum(weight.numel() for weight in run.project.model.parameters())
         run.log.line(f"{self.folder}: {device_line(run.project.device)}")
-        for entry in run.project.optimizations:
-            run.log.line(f"  {entry['name']:<26}{entry['state']:<13} {entry['why']}")
+        for line in run.project.optimization_lines():
+            run.log.line(line)
         steps = f"{run.num_steps:,} steps of {run.global_batch_size:,} samples"
         run.log.line(f"  {num_parameters:,} parameters, {steps}")
         for note in notes:
