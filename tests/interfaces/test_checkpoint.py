@@ -242,7 +242,7 @@ def test_another_model_is_one_line(tmp_path):
     other = engine("run.checkpoint").Checkpoint(tmp_path, OneOf(), model=model)
     with pytest.raises(engine("errors").UserError, match="does not fit the model") as caught:
         other.load()
-    assert str(caught.value).count('"') == 6  # three names
+    assert len(str(caught.value)) < 400
     assert "\n" not in str(caught.value)
 
 

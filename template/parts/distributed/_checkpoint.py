@@ -12,10 +12,10 @@ import hashlib
 import io
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -27,11 +27,11 @@ from ..files import sha256, sync
 if TYPE_CHECKING:
     from ..compute.distributed import Distributed
 
-T = TypeVar("T")
 State = dict[str, Any]
 """What a checkpoint stores: format, step, must_match and each part of the run by its name."""
 
-FORMAT = 4
+FORMAT = 5
+SHOWN = 150  # characters of an error that names weights
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, None)  # None: a library raised it
 
 
@@ -76,25 +76,19 @@ class Checkpoint:
         state: State = {"format": FORMAT, "step": step, "must_match": self.must_match}
         for name, part in self.parts.items():
             state[name] = part.state_dict()
-        mark = "-best" if is_best else ""
-        ending = self._on_all_ranks(step, lambda: self.write(state))
-        self._on_all_ranks(step, lambda: self.commit(f"{step_name(step)}{mark}-{ending}"))
+        start = step_name(step) + ("-best" if is_best else "")
+        self.distributed.on_all_ranks(lambda: self._write(state, start))
 
-    def _on_all_ranks(self, step: int, write: Callable[[], T]) -> T:
-        """Return `write()`. If a file cannot be written, all ranks raise `NotWritten`."""
-
-        def work() -> T:
-            try:
-                return write()
-            except OSError as error:
-                self.remove(self.partial)
-                reason = error.strerror or error
-                what = f"the checkpoint of step {step} could not be written ({reason})"
-                remedy = "free some space" if error.errno in NO_SPACE else "check the folder"
-                remedy += "; the checkpoints before it are whole"
-                raise NotWritten(what, str(self.folder), remedy) from error
-
-        return self.distributed.on_all_ranks(work)
+    def _write(self, state: State, start: str) -> None:
+        """Write a checkpoint whose name begins with `start`."""
+        try:
+            self.commit(f"{start}-{self.write(state)}")
+        except OSError as error:
+            self.remove(self.partial)
+            what = f"the checkpoint {start} could not be written ({error.strerror or error})"
+            remedy = "free some space" if error.errno in NO_SPACE else "check the folder"
+            remedy += "; the checkpoints before it are whole"
+            raise NotWritten(what, str(self.folder), remedy) from error
 
     def write(self, state: State) -> str:
         """Write a state into `partial`; return the end of its name. Only rank 0 writes."""
@@ -110,12 +104,10 @@ class Checkpoint:
         newest = self.folder / name
         os.replace(self.partial, newest)
         sync(self.folder)
-        step = name[: len(step_name(0))]
         paths = self.candidates("last")
-        other_steps = [path for path in paths if not path.name.startswith(step)]
-        newest_first = [newest, *other_steps]
-        best = next(filter(is_marked_best, newest_first), newest)
-        kept = [*newest_first[: self.keep], best]
+        step = name[: len(step_name(0))]
+        newest_first = [newest, *(path for path in paths if not path.name.startswith(step))]
+        kept = newest_first[: self.keep] + list(filter(is_marked_best, newest_first))[:1]
         for path in paths:
             if path not in kept:
                 self.remove(path)
@@ -224,9 +216,8 @@ class Checkpoint:
         try:
             self.parts["model"].load_state_dict(state["model"])
         except RuntimeError as error:
-            # PyTorch prints a page of names: three are enough.
-            first = " ".join(str(error).split("\n\t")[1:2]).strip()
-            first = ', "'.join(first.split(', "')[:3])
+            # PyTorch prints a page of names.
+            first = str(error).partition("\n\t")[2][:SHOWN].partition("\n")[0]
             what = f"the checkpoint does not fit the model ({first})"
             remedy = (
                 "model.py or its settings changed since the run: restore them, or start a new run"

@@ -117,19 +117,12 @@ def collected(project: Any, loader: Loader, *names: str) -> dict[str, np.ndarray
 
     Arrays are (N, …), in the order of the samples. The loader is closed.
     """
-    from tqdm import tqdm
+    from .engine.run.evaluation import first_predictions
 
-    from .engine.run.evaluation import joined, predictions, present_rows
-
-    predicted = predictions(project, loader)
-    batches = []
-    for batch, values in tqdm(predicted, "predicting", len(loader), leave=False, disable=None):
-        known = {name: batch[name] for name in ("index", *names) if name in batch}
-        batches.append(present_rows(values | known, batch["present"]))
+    known, predicted = first_predictions(project, loader, ("index", *names))
     loader.close()
-    arrays = {name: tensor.numpy() for name, tensor in joined(batches).items()}
-    order = arrays["index"].argsort(kind="stable")  # lanes visit samples in another order
-    return {name: array[order] for name, array in arrays.items()}
+    order = known["index"].argsort(stable=True)  # lanes visit samples in another order
+    return {name: values[order].numpy() for name, values in {**predicted, **known}.items()}
 
 
 def output_path(output: str | None, default: Path, *endings: str) -> Path:
@@ -145,12 +138,8 @@ def write_output(path: Path, content: bytes | dict[str, Any]) -> None:
     """Write the file, whole or not at all; arrays as `numpy.load` reads them."""
     import numpy as np
 
-    try:
-        with replacing(path) as file:
-            if isinstance(content, bytes):
-                file.write(content)
-            else:
-                np.savez(file, allow_pickle=False, **content)
-    except OSError as error:
-        what = f"cannot write the file ({error.strerror})"
-        raise UserError(what, f"--output {path}", "name another file") from error
+    with replacing(path) as file:
+        if isinstance(content, bytes):
+            file.write(content)
+        else:
+            np.savez(file, allow_pickle=False, **content)

@@ -95,9 +95,13 @@ class Run:
 
     def _make_checkpoint(self) -> Checkpoint:
         project = self.project
-        recurrent = getattr(project.model, "recurrent", None)
         ranks = RankStates(
-            project.distributed, self.progress, recurrent, self.loader.order, self.steps_per_epoch
+            project.distributed,
+            self.progress,
+            self.meter,
+            getattr(project.model, "recurrent", None),
+            self.loader.order,
+            self.steps_per_epoch,
         )
         return Checkpoint(
             self.folder / "checkpoints",
@@ -115,7 +119,6 @@ class Run:
             precision=project.precision,
             progress=self.progress,
             hooks=self.hooks,
-            rows=self.meter,
             ranks=ranks,
         )
 
@@ -325,7 +328,7 @@ class Run:
         self.call_hooks("after_evaluation", metrics)
 
         is_best = self.progress.judge(metrics["loss"])
-        metrics = project.finish(metrics, "validation")
+        metrics = project.ask_dataset("finish", metrics, metrics, project.store, "validation")
         record = {
             "step": self.step,
             "split": "validation",

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -54,16 +53,9 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> tuple[str, str]:
 
 
 def names_not_finite(model: nn.Module) -> set[str]:
-    """Return the names of the weights and buffers that have nan or inf (one host sync)."""
-    tensors = {
-        name: own(tensor)
-        for name, tensor in model.state_dict().items()
-        if tensor.is_floating_point()
-    }
-    if not tensors:
-        return set()
-    finite = torch.stack([tensor.isfinite().all() for tensor in tensors.values()]).tolist()
-    return {name for name, is_finite in zip(tensors, finite, strict=True) if not is_finite}
+    """Return the names of the weights and buffers that have nan or inf (host sync)."""
+    tensors = _floats(model.state_dict())
+    return {name for name, tensor in tensors.items() if not own(tensor).isfinite().all()}
 
 
 def load_initial(project: Project) -> str:
