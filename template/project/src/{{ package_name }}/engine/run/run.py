@@ -84,6 +84,7 @@ class Run:
         skips = project.precision.scaler.is_enabled()
         self.meter = Meter(project.distributed, self.loader, skips)
         self.checkpoint = self._make_checkpoint()
+        self.closing.callback(self.checkpoint.close)
 
     def _open(self, split: str, **options: Any) -> Any:
         loader = self.project.loader(split, **options)
@@ -360,7 +361,8 @@ class Run:
         self.project.distributed.on_all_ranks(self._check_state)
         start_time = time.perf_counter()
         try:
-            self.checkpoint.save(self.step, is_best=self.step == self.progress.best_step)
+            is_best = self.step == self.progress.best_step
+            self.checkpoint.save(self.step, is_best, wait=self.should_stop)
         except NotWritten as error:
             if self.should_stop:
                 raise
