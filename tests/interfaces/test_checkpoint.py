@@ -92,7 +92,8 @@ def assert_content(folder: Path, step: int, **must_match: Any) -> Any:
 
 def test_round_trip_with_tied_weights(tmp_path):
     assert not make(tmp_path / "absent").load()
-    assert make(tmp_path).find("best") == {}
+    with pytest.raises(engine("errors").UserError, match="the run has no checkpoint yet"):
+        make(tmp_path).find("best")
     save(tmp_path, 7)
     model = assert_content(tmp_path, 7).parts["model"]
     assert model.head.weight is model.embedding.weight
@@ -307,13 +308,9 @@ def test_dying_anywhere_in_a_save_costs_that_checkpoint_at_most(tmp_path, monkey
     assert deaths > 10
 
 
-@pytest.mark.parametrize(
-    ("code", "remedy"), [(errno.ENOSPC, "free some space"), (errno.EACCES, "check the folder")]
-)
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EACCES])
 @pytest.mark.parametrize("name", ["fsync", "replace", "write"])
-def test_a_failed_save_is_said_and_leaves_the_others_whole(
-    name, code, remedy, tmp_path, monkeypatch
-):
+def test_a_failed_save_is_said_and_leaves_the_others_whole(name, code, tmp_path, monkeypatch):
     def fail(*arguments: object) -> None:
         raise OSError(code, os.strerror(code))
 
@@ -322,7 +319,7 @@ def test_a_failed_save_is_said_and_leaves_the_others_whole(
     with monkeypatch.context() as patch:
         patch.setattr(engine("run.checkpoint").HashingFile if name == "write" else os, name, fail)
         with pytest.raises(
-            engine("run.checkpoint").NotWritten, match=f"{os.strerror(code)}.*{remedy}"
+            engine("run.checkpoint").NotWritten, match=f"{os.strerror(code)}.*: free some space, or"
         ):
             save(tmp_path, 3)
     assert names(tmp_path) == before

@@ -7,7 +7,6 @@ its hash matches. A damaged checkpoint is named, and the newest intact one is lo
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import io
 import os
@@ -31,8 +30,13 @@ State = dict[str, Any]
 """What a checkpoint stores: format, step, must_match and each part of the run by its name."""
 
 FORMAT = 5
+# The settings that decide what a resumed run must not change.
+DECIDED_BY = {
+    "data": "data.path",
+    "samples a step": "data.batch_size × training.gradient_accumulation_steps × processes",
+    "schedule": "schedule.name, training.max_steps or training.epochs",
+}
 SHOWN = 150  # characters of an error that names weights
-NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, None)  # None: a library raised it
 
 
 class NotWritten(UserError):
@@ -87,8 +91,7 @@ class Checkpoint:
         except OSError as error:
             self.remove(self.partial)
             what = f"the checkpoint {start} could not be written ({error.strerror or error})"
-            remedy = "free some space" if error.errno in NO_SPACE else "check the folder"
-            remedy += "; the checkpoints before it are whole"
+            remedy = "free some space, or check the folder; the checkpoints before it are whole"
             raise NotWritten(what, str(self.folder), remedy) from error
 
     def write(self, state: State) -> str:
@@ -125,23 +128,24 @@ class Checkpoint:
         the process that has locked the run may call this. Raises `UserError` if one of `must_match`
         differs, or if all checkpoints are damaged.
         """
-        saved = self.find("last", rename_damaged=True)
+        saved = self.find("last", to_resume=True)
         if not saved:
             return False
         for name, value in self.must_match.items():
             saved_value = saved["must_match"].get(name)
             if saved_value != value:
                 what = f"{name} was {saved_value} in the checkpoint and is {value} now"
-                remedy = "change it back, or start a new run"
+                remedy = f"change it back ({DECIDED_BY.get(name, name)}), or start a new run"
                 raise UserError(what, str(saved["path"]), remedy)
         self.restore(saved, self.parts)
         return True
 
-    def find(self, which: str, rename_damaged: bool = False) -> State:
+    def find(self, which: str, to_resume: bool = False) -> State:
         """Return the `last` intact checkpoint, the `best` one or the one of that name.
 
-        Empty if there is none. The newest one is used if no best one is intact. Its tensors are in
-        the file until they are copied; `path` is where it is. Rank 0 compares hashes for all ranks.
+        The newest one is used if no best one is intact. Its tensors are in the file until they are
+        copied; `path` is where it is. Rank 0 compares hashes for all ranks. to_resume: rename
+        damaged ones, and return nothing if there is none. Raises `UserError` otherwise.
         """
         found = self.distributed.on_all_ranks(lambda: self._find_on_main(which))
         path, damaged = self.distributed.gather_objects(found[1:])[0]
@@ -150,9 +154,12 @@ class Checkpoint:
         if path is None and damaged:
             names = ", ".join(skipped.name for skipped in damaged)
             raise UserError("no valid checkpoint", names, f"restore one into {self.folder}")
+        if path is None and not to_resume:
+            remedy = "continue it with `train --resume`, or name another run"
+            raise UserError("the run has no checkpoint yet", str(self.folder.parent), remedy)
         if path is None:
             return {}
-        if rename_damaged and self.distributed.is_main:
+        if to_resume and self.distributed.is_main:
             for skipped in damaged:
                 with suppress(OSError):
                     skipped.rename(skipped.with_suffix(".damaged"))

@@ -77,14 +77,10 @@ def open_run(
     distributed = Distributed()
     checkpoint = Checkpoint(folder / "checkpoints", distributed)
     saved = checkpoint.find(arguments.checkpoint)
-    if not saved:
-        what = "the run has no checkpoint yet"
-        raise UserError(what, str(folder), "continue it with `train --resume`")
-    recorded = saved["must_match"]
     store = Store.remembered(folder)
     if store is None or needs_data:
         store = open_store(settings, Store.may_be_synthetic(folder))
-    if recorded.get("data") != store.fingerprint:
+    if saved["must_match"].get("data") != store.fingerprint:
         what = "the run was trained on other data"
         remedy = "set --data.path to the data of the run, or prepare the same data again"
         raise UserError(what, str(store.folder), remedy)

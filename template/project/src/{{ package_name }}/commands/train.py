@@ -172,9 +172,6 @@ class Driver:
             phase = folder / f"phase-{number}"
             status = self.distributed.gather_objects(read_json(phase / "status.json"))[0]
             is_finished = status.get("state") == "finished"
-            if number == only and is_finished:
-                remedy = "--resume continues with the phases that are not"
-                raise UserError(f"phase {number} is finished", str(folder), remedy)
             if number < only and not is_finished:
                 where = f"{folder}, step {status.get('step', 0)}"
                 raise UserError(f"phase {number} is not finished", where, "resume it first")

@@ -57,8 +57,8 @@ class Hook:
         if self.baseline is None:
             store = run.project.store
             self.baseline = run.project.ask_dataset("baseline_loss", math.inf, store, "validation")
-            finite = self.baseline if math.isfinite(self.baseline) else None
-            run.log.event(run.step, "baseline_loss", loss=finite)
+            if math.isfinite(self.baseline):
+                run.log.event(run.step, "baseline_loss", loss=self.baseline)
         text = divergence(metrics["loss"], self.baseline, run)
         if text:
             run.log.alert(run.step, "divergence", text)

@@ -56,8 +56,12 @@ def git_state() -> str:
     A repository around the project that tracks no file of it has no commit of the project.
     """
     with suppress(OSError, subprocess.SubprocessError):
+        commit = ""
         if _git("ls-files", "."):
-            return _git("describe", "--always", "--dirty=+changes", "--exclude=*")
+            commit = _git("rev-parse", "--short", "HEAD")
+        if commit and _git("status", "--porcelain", "."):
+            commit += "+changes"
+        return commit
     return ""
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ..compute.distributed import Distributed
     from ..compute.precision import Precision
     from ..data.loader import Loader
+    from ..data.order import Order
     from ..data.store import Store
     from ..settings.config import Settings
 
@@ -77,10 +78,9 @@ class Project:
         rows = self.optimizations
         return [f"  {row['name']:<26}{row['state']:<13} {row['why']}" for row in rows]
 
-    def startup_notes(self, loader: Loader, validation: Loader | None) -> list[str]:
+    def startup_notes(self, order: Order) -> list[str]:
         """Return notes on a training that the user should read, though nothing is wrong."""
         notes = []
-        order = loader.order
         source = self.store.source
         if source.get("kind") == SYNTHETIC:
             what = source.get("text", "synthetic data")
@@ -89,12 +89,6 @@ class Project:
         if samples > order.count:
             note = f"a batch of {samples:,} samples, but the training split has {order.count:,}"
             notes.append(f"{note}: the other rows are padding")
-        if validation is not None and validation.order.count < validation.order.length:
-            count = validation.order.count
-            length = validation.order.length
-            measured = f"{count:,} of {length:,} samples, the same ones each time"
-            note = f"validation on {count / length:.1%} of the split"
-            notes.append(f"{note}: {measured}; `evaluate` uses all of them")
         return notes
 
 

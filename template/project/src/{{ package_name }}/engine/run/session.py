@@ -86,7 +86,7 @@ class Session:
 
     def _introduce(self, run: Run) -> None:
         """Print what is trained and how; write it to the run's folder."""
-        notes = [*run.notes, *run.project.startup_notes(run.loader, run.validation)]
+        notes = [*run.notes, *run.project.startup_notes(run.loader.order)]
         if self.resumed:
             run.log.line(f"resumed at step {run.step} of {run.num_steps}")
             run.log.event(run.step, "resumed")

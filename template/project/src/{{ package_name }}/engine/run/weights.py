@@ -145,12 +145,10 @@ def _read_file(path: Path) -> Tensors:
 def _read_checkpoint(folder: Path, which: str, project: Project) -> tuple[Path, Tensors]:
     checkpoint = Checkpoint(folder, project.distributed)
     state = checkpoint.find(which)
-    if not state:
-        where = f"{INIT_FROM} {folder.parent}"
-        raise UserError("the run has no checkpoint yet", where, "name another run")
     if which == "best" and BEST_OF_SCRIPT in state:  # a script does not mark names
         for path in folder.glob(f"{step_name(state[BEST_OF_SCRIPT])}-*.pt"):
-            state = checkpoint.find(path.name)
+            if checkpoint.is_intact(path):
+                state = {**checkpoint.read(path), "path": path}
     path = state["path"]
     return path, _weights_in(checkpoint.complete({"model": state["model"]}, path), path)
 
