@@ -10,6 +10,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -269,19 +270,22 @@ def full_disk(rank: int) -> None:
     from my_training.engine.run.checkpoint import Checkpoint  # type: ignore[import-not-found]
 
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    real = Checkpoint.save
+    write, join = Checkpoint._write, Checkpoint._join
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     calls = iter(range(10**6))
 
-    def save(*arguments: Any) -> Any:
-        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    def written(*arguments: Any) -> None:
         if rank == 1 and next(calls) == 1:
             resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+        write(*arguments)
+
+    def joined(self: Any) -> None:
         try:
-            return real(*arguments)
+            join(self)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
-    Checkpoint.save = save
+    Checkpoint._write, Checkpoint._join = written, joined
 
 
 def test_a_disk_full_for_one_shard_costs_that_checkpoint_only(place):
@@ -289,8 +293,78 @@ def test_a_disk_full_for_one_shard_costs_that_checkpoint_only(place):
     folder = place("llm")
     rare = ("--evaluation.every_steps", "100")
     main, _ = train_ranks(project, *flags("llm", 2, *rare), cwd=folder, before=full_disk)
-    assert main.out.count("training continues") == 1
+    assert main.err.count("training continues") == 1
     assert sorted(map(step_of, (newest_run(folder) / "checkpoints").iterdir())) == [8, 24]
+    assert trained(folder) == pytest.approx(trained(alone("llm", place)), rel=1e-5)
+
+
+def slow_to_write(rank: int) -> None:
+    """Rank 0 writes a checkpoint only when the step after next is made, except for the last one."""
+    from my_training.engine.run import checkpoint, run  # type: ignore[import-not-found]
+
+    end_step, write_state = run.Run.end_step, checkpoint.write_state
+    steps = {number: threading.Event() for number in range(1, STEPS + 1)}
+
+    def ended(self: Any, norm: Any) -> None:
+        end_step(self, norm)
+        steps[self.step].set()
+
+    def written(state: Any, path: Path) -> str:
+        is_later = state["step"] == STEPS or steps[state["step"] + 2].wait(60)
+        with open("written", "a") as file:
+            print(state["step"], is_later, file=file)
+        return write_state(state, path)
+
+    run.Run.end_step = ended
+    if rank == 0:
+        checkpoint.write_state = written
+
+
+def test_training_continues_while_shards_are_written(place):
+    """And what is written is the state of the step at which the save began."""
+    project = render(workload="llm", distributed="fsdp")
+    folder = place("llm")
+    words = flags("llm", 2, "--evaluation.every_steps", "100")
+    train_ranks(project, *words, cwd=folder, before=slow_to_write)
+    assert (folder / "written").read_text() == "8 True\n16 True\n24 True\n"
+    for checkpoint in sorted((newest_run(folder) / "checkpoints").iterdir()):
+        state = torch.load(checkpoint / "state.pt", weights_only=True)
+        updates = {int(values["step"]) for values in state["optimizer"]["state"].values()}
+        assert updates == {step_of(checkpoint)} == {state["progress"]["step"]}
+    assert trained(folder) == pytest.approx(trained(alone("llm", place)), rel=1e-5)
+    main, other = run_ranks(project, "train", *words, "--max-steps", "16", cwd=folder)
+    assert_good([main, other])
+    assert step_of(last_checkpoint(folder)) == 16, "the end waits for it"
+
+
+def die_while_shards_are_written(rank: int) -> None:
+    """Rank 1 is killed when its rows of the second checkpoint are written."""
+    from my_training.engine.run import checkpoint  # type: ignore[import-not-found]
+
+    short_hash = checkpoint.short_hash
+    calls = iter(range(10**6))
+
+    def hashed(path: Path) -> str:
+        if next(calls) == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return short_hash(path)
+
+    if rank == 1:
+        checkpoint.short_hash = hashed
+
+
+def test_a_kill_of_another_rank_while_shards_are_written_leaves_whole_checkpoints(place):
+    project = render(workload="llm", distributed="fsdp")
+    folder = place("llm")
+    words = ("train", *flags("llm", 2, "--evaluation.every_steps", "100"))
+    kill = die_while_shards_are_written
+    main, other = run_ranks(project, *words, cwd=folder, before=kill)
+    assert other.code == -signal.SIGKILL
+    one_error(main, "another process of this run is gone", "--resume")
+    train_ranks(project, "--resume", cwd=folder)
+    assert resumes(folder) == [8]
+    checkpoints = newest_run(folder) / "checkpoints"
+    assert sorted(map(step_of, checkpoints.iterdir())) == [16, 24]
     assert trained(folder) == pytest.approx(trained(alone("llm", place)), rel=1e-5)
 
 
@@ -377,7 +451,7 @@ def test_shards_of_two_ranks_are_read_by_any_number(world, place):
 
     size = ("--data.batch_size", str(12 // world))
     results = train_ranks(project, "--resume", *size, cwd=folder, world=world)
-    assert f"skipped a damaged checkpoint: {newest.name}" in results[0].out
+    assert f"skipped a damaged checkpoint: {newest.name}" in results[0].err
     expected = trained(alone("llm", place, "--data.batch_size", "12"))
     assert trained(folder) == pytest.approx(expected, rel=1e-5)
 

@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import sys
 from pathlib import Path
 from shlex import split
@@ -11,70 +10,52 @@ import pytest
 import torch
 from importing import imported
 from rendering import render
-from running import Result, run
+from running import Result, one_error, run
 
-doctor = imported(render(), "commands.doctor")
-gpus = imported(render(), "engine.compute.gpus")
+assemble = imported(render(), "assemble")
 config = imported(render(), "config")
 errors = imported(render(), "engine.errors")
-Card = gpus.Card
+Card = imported(render(), "engine.compute.gpus").Card
 
-CPU = torch.device("cpu")
-CHECKS = ["device", "precision", "data", "compile"]
-STATE = ("TF32 in matmuls", "fused optimizer", "deterministic")
-
-
-def no_compiler(function: object) -> None:
-    """For `torch.compile`: what it raises without a compiler."""
-    kind = type("BackendCompilerFailed", (Exception,), {"__module__": "torch._dynamo.exc"})
-    raise kind("backend='inductor' raised:\nInvalidCxxCompiler: No working C++ compiler found")
+STATE = ("precision", "TF32 in matmuls", "fused optimizer", "compile", "deterministic", "order")
 
 
 def command(folder: Path, workload: str, *words: str) -> Result:
-    """`doctor` where there is no GPU, no nvidia-smi, and nothing compiles."""
+    """`doctor` where there is no GPU and no nvidia-smi."""
 
     def put() -> None:
         os.environ.update(PATH=str(Path(sys.executable).parent), CUDA_VISIBLE_DEVICES="")
-        torch.compile = no_compiler  # type: ignore[assignment]
 
     return run(render(workload=workload), "doctor", *words, cwd=folder, before=put)
-
-
-def findings(done: Result) -> dict[str, str]:
-    """The state of each check."""
-    lines = done.out.partition("\n\n")[0].splitlines()
-    return {line.split()[1]: line.split()[0] for line in lines}
 
 
 def test_a_healthy_machine_exits_with_0_and_shows_what_is_set(tmp_path):
     done = command(tmp_path, "tabular")
     assert done.code == 0, done.out + done.err
-    assert findings(done) == dict.fromkeys(CHECKS, "ok")
-    assert re.search(r"device  .+CPU, \d+ threads?, python 3.+, torch 2", done.out)
-    assert re.search(r"[1-9][\d,]+ training samples in ", done.out)
+    assert re.match(r"CPU, \d+ threads?, python 3.+, torch 2.+\n", done.out)
+    assert re.search(r"\n[1-9][\d,]+ training samples in ", done.out)
     for name in STATE:
-        assert f"\n{name} " in done.out
+        assert f"\n  {name} " in done.out
     assert "float32 matmul precision is highest" in done.out
 
 
-def test_something_broken_exits_with_1_and_the_rest_is_checked(tmp_path):
-    words = "--data.path nowhere --compile.enabled true --training.precision fp16"
+def test_what_is_set_is_what_training_prints(tmp_path):
+    words = split("--training.precision bf16 --training.gradient_checkpointing true")
+    shown = command(tmp_path, "tabular", *words)
+    folder = tmp_path / "run"
+    folder.mkdir()
+    flags = split("--training.max_steps 1 --model.width 8")
+    trained = run(render(workload="tabular"), "train", *words, *flags, cwd=folder)
+    lines = [line for line in shown.out.splitlines() if line.startswith("  ")]
+    assert len(lines) > len(STATE)
+    assert set(lines) <= set(trained.out.splitlines())
+
+
+def test_what_is_broken_is_one_line_after_the_device(tmp_path):
+    words = "--data.path nowhere --training.precision fp16"
     done = command(tmp_path, "timeseries", *split(words))
-    assert done.code == 1
-    states = findings(done)
-    assert list(states) == CHECKS
-    assert [name for name in states if states[name] == "failed"] == ["data", "compile"]
-    assert "UserError" not in done.out
-    assert re.search(r"compile  .+no working C\+\+ compiler.+--compile.enabled false", done.out)
-    assert re.search("precision +fp16: set by training.precision", done.out)
-    assert "\nTF32 in matmuls " in done.out
-
-
-@pytest.mark.full
-@pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler here")
-def test_the_compiler_is_tried_for_real():
-    settings = config.load(overrides=[("compile.enabled", "true")])
-    assert "a small function was compiled" in doctor.check_compile(settings, CPU)
+    one_error(done, "nowhere", "prepare")
+    assert re.match(r"CPU, \d+ threads?", done.out)
 
 
 @pytest.mark.parametrize(
@@ -86,13 +67,21 @@ def test_the_compiler_is_tried_for_real():
         ((7, 0), "bf16", "precision bf16: sm 7.0 has no bf16", "highest"),
     ],
 )
-def test_the_precision_is_set_as_training_sets_it(monkeypatch, capability, precision, says, matmul):
-    monkeypatch.setattr(doctor, "this_card", lambda device: Card("a GPU", capability, 16.0, 80))
+def test_the_precision_is_that_of_the_card(
+    monkeypatch, tmp_path, capability, precision, says, matmul
+):
+    monkeypatch.setattr(assemble, "this_card", lambda device: Card("a GPU", capability, 16.0, 80))
     saved = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
-    settings = config.load(overrides=[("training.precision", precision)])
+    words = [("training.precision", precision), ("compile.enabled", "false")]
+    settings = config.load(overrides=words)
+    distributed = imported(render(), "engine.compute.distributed").Distributed()
+    imported(render(), "dataset").synthesize(tmp_path / "data", settings)
+    store = imported(render(), "engine.data.store").Store.open(tmp_path / "data")
     try:
-        line = doctor.check_precision(settings, torch.device("cuda"))
+        project = assemble.assemble(settings, distributed, store)
+        (row,) = [row for row in project.optimizations if row["name"] == "precision"]
+        line = f"{row['state']}: {row['why']}"
     except errors.UserError as error:
         line = str(error)
     assert line.startswith(says)

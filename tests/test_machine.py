@@ -1,5 +1,8 @@
 """`machine` of the extra `check`: this machine, and cards, builds and drivers that are not here."""
 
+import re
+import shutil
+
 import pytest
 import torch
 from importing import imported
@@ -7,7 +10,9 @@ from rendering import render
 from running import flip_bit, run
 
 PROJECT = render(workload="tabular", extras=["check"])
+CHECKS = ["driver", "wheel", "card", "compile"]
 machine = imported(PROJECT, "commands.machine")
+config = imported(PROJECT, "config")
 Card = imported(PROJECT, "engine.compute.gpus").Card
 
 CPU = Card("CPU", None)
@@ -21,13 +26,40 @@ MI300X = Card("AMD Instinct MI300X", (9, 4), 191.7, 304, hip=True)
 def test_this_machine_and_all_stored_data(tmp_path):
     done = run(PROJECT, "machine", "--verify", cwd=tmp_path)
     lines = done.out.splitlines()
-    assert [line.split()[1] for line in lines] == ["driver", "wheel", "card", "data"]
+    assert [line.split()[1] for line in lines] == [*CHECKS, "data"]
     assert "are as `prepare` wrote them" in lines[-1]
     file = min((tmp_path / "data/synthetic").glob("*.bin"))
     flip_bit(file, 100)
     done = run(PROJECT, "machine", "--verify", cwd=tmp_path)
     assert done.code == 1
     assert "failed   data         the stored data are damaged" in done.out
+
+
+def no_compiler(function: object) -> None:
+    """For `torch.compile`: what it raises without a compiler."""
+    kind = type("BackendCompilerFailed", (Exception,), {"__module__": "torch._dynamo.exc"})
+    raise kind("backend='inductor' raised:\nInvalidCxxCompiler: No working C++ compiler found")
+
+
+def test_something_broken_exits_with_1_and_the_rest_is_checked(tmp_path):
+    def put() -> None:
+        torch.compile = no_compiler  # type: ignore[assignment]
+
+    words = ("--compile.enabled", "true", "--verify", "--data.path", "nowhere")
+    done = run(PROJECT, "machine", *words, cwd=tmp_path, before=put)
+    assert done.code == 1
+    states = {line.split()[1]: line.split()[0] for line in done.out.splitlines()}
+    assert list(states) == [*CHECKS, "data"]
+    assert [name for name in states if states[name] == "failed"] == ["compile", "data"]
+    assert "UserError" not in done.out
+    assert re.search(r"compile  .+no working C\+\+ compiler.+--compile.enabled false", done.out)
+
+
+@pytest.mark.full
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler here")
+def test_the_compiler_is_tried_for_real():
+    settings = config.load(overrides=[("compile.enabled", "true")])
+    assert "a small function was compiled" in machine.check_compile(settings, CPU)[1]
 
 
 OTHER = "gpu=other -d gpu_compute_capability=9.0 -d gpu_memory_gb=10"

@@ -18,7 +18,7 @@ from variants import choices
 
 TABULAR = render(workload="tabular", extras=["diagnose"])
 memory = imported(TABULAR, "measure.memory_estimate")
-host_memory = imported(TABULAR, "engine.compute.host_memory")
+host_memory = imported(TABULAR, "measure.host_memory")
 nonfinite = imported(TABULAR, "measure.nonfinite")
 explanations = imported(TABULAR, "engine.run.explanations")
 train = imported(TABULAR, "commands.train")

@@ -203,7 +203,7 @@ def test_damaged_checkpoints_are_skipped_and_named(place, reference):
     flip_bit(newest, 1000)
     resumed = train(place, "--resume", "--max-steps", "30")
     assert resumed.code == 0, resumed.err
-    assert f"skipped a damaged checkpoint: {newest.name}" in resumed.out
+    assert f"skipped a damaged checkpoint: {newest.name}" in resumed.err
     finish(place, reference)
 
     for path in checkpoints(place):
@@ -316,14 +316,14 @@ def test_early_stop_and_best_checkpoint(place):
     def interrupted():
         from my_training.engine.run.run import Run
 
-        measure = Run.measure
+        evaluate = Run.evaluate
 
-        def measured(run):
+        def evaluated(run):
             if run.saved_step != run.progress.step:
                 os.kill(os.getpid(), signal.SIGTERM)
-            return measure(run)
+            evaluate(run)
 
-        Run.measure = measured
+        Run.evaluate = evaluated
 
     words = ("--evaluation.every_steps", "3", "--evaluation.patience", "2")
     words = (*words, "--optimizer.learning_rate", "0.5", "--schedule.name", "constant")

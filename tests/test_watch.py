@@ -57,14 +57,15 @@ def test_waiting_for_data_is_judged_over_a_stretch():
     said: list[str] = []
     log = SimpleNamespace(alert=lambda step, kind, text: said.append(text))
     loader = SimpleNamespace(workers=4)
-    run = SimpleNamespace(log=log, loader=loader, settings=SETTINGS)
+    run = SimpleNamespace(log=log, loader=loader, settings=SETTINGS, accumulation=1, record=None)
+    run.meter = SimpleNamespace(num_steps=1)
     hook = alerts.Hook()
 
     def step(number, seconds, waited):
-        row = {"step": number, "step_ms": 1000 * seconds, "eta_s": 1.0}
-        run.record = row | {"data_wait_fraction": waited / seconds}
-        hook.after_step(run)
-        hook.after_step(run)  # without a new row
+        run.step = number
+        record = {"step_ms": 1000 * seconds, "data_wait_fraction": waited / seconds}
+        hook.before_record(run, record)
+        run.record = record
         return said
 
     assert not step(1, 60, 60)

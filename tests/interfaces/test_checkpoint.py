@@ -80,7 +80,8 @@ def best_step(folder: Path) -> int:
 def assert_content(folder: Path, step: int, **must_match: Any) -> Any:
     """The newest intact checkpoint is that of `step`, whole, in all its parts."""
     into = make(folder, seed=99, **must_match)
-    assert into.load() == step
+    assert into.find("last")["step"] == step
+    assert into.load()
     assert into.parts["other"].value == [step, "x", None]
     loaded = into.parts["model"].state_dict()
     for name, tensor in Tied(step).state_dict().items():
@@ -90,8 +91,9 @@ def assert_content(folder: Path, step: int, **must_match: Any) -> Any:
 
 
 def test_round_trip_with_tied_weights(tmp_path):
-    assert make(tmp_path / "absent").load() is None
-    assert make(tmp_path).find("best") == {}
+    assert not make(tmp_path / "absent").load()
+    with pytest.raises(engine("errors").UserError, match="the run has no checkpoint yet"):
+        make(tmp_path).find("best")
     save(tmp_path, 7)
     model = assert_content(tmp_path, 7).parts["model"]
     assert model.head.weight is model.embedding.weight
@@ -167,8 +169,6 @@ def test_the_best_one_stays_until_another_is_better(tmp_path):
     assert saved(tmp_path) == [7, 6, 5]
     flip_bit(file_of(tmp_path, 5), -1)
     assert best_step(tmp_path) == 7, "a damaged best one gives way to the newest"
-    resumed.find("best")
-    assert "step-00000005" in resumed.skipped[0]
 
 
 def test_a_best_one_that_found_no_space_leaves_the_one_before(tmp_path, monkeypatch):
@@ -198,17 +198,17 @@ def damage(path: Path, how: Any) -> None:
 
 
 @pytest.mark.parametrize("how", DAMAGES)
-def test_the_newest_intact_one_wins_and_others_are_named(how, tmp_path):
+def test_the_newest_intact_one_wins_and_others_are_named(how, tmp_path, monkeypatch):
     for step in (1, 2):
         make(tmp_path, step, rule=0).save(step)
     path = file_of(tmp_path, 2)
     damage(path, how)
-    reading = make(tmp_path)
-    assert reading.find("best")["must_match"] == {"rule": 0}
-    assert reading.skipped == [path.name]
+    notes: list[str] = []
+    monkeypatch.setattr(engine("run.checkpoint"), "note", notes.append)
+    assert make(tmp_path).find("best")["must_match"] == {"rule": 0}
+    assert notes == [f"skipped a damaged checkpoint: {path.name}"]
     assert path.exists(), "only the process that has the lock renames it"
-    into = assert_content(tmp_path, 1, rule=0)
-    assert into.skipped == [path.name]
+    assert_content(tmp_path, 1, rule=0)
     assert path.with_suffix(".damaged").exists()
     assert not path.exists()
 
@@ -233,7 +233,8 @@ def test_what_differs_is_refused_before_anything_is_loaded(tmp_path):
     assert torch.equal(into.parts["model"].embedding.weight, Tied(5).embedding.weight)
     with pytest.raises(engine("errors").UserError, match="order was None"):
         make(tmp_path, data="abc", rule=0, order=2).load()
-    assert into.restore(into.find("last"), ["model"]) == 1
+    into.restore(into.find("last"), ["model"])
+    assert torch.equal(into.parts["model"].embedding.weight, Tied(1).embedding.weight)
 
 
 def test_another_model_is_one_line(tmp_path):
@@ -242,7 +243,7 @@ def test_another_model_is_one_line(tmp_path):
     other = engine("run.checkpoint").Checkpoint(tmp_path, OneOf(), model=model)
     with pytest.raises(engine("errors").UserError, match="does not fit the model") as caught:
         other.load()
-    assert str(caught.value).count('"') == 6  # three names
+    assert len(str(caught.value)) < 400
     assert "\n" not in str(caught.value)
 
 
@@ -307,13 +308,9 @@ def test_dying_anywhere_in_a_save_costs_that_checkpoint_at_most(tmp_path, monkey
     assert deaths > 10
 
 
-@pytest.mark.parametrize(
-    ("code", "remedy"), [(errno.ENOSPC, "free some space"), (errno.EACCES, "check the folder")]
-)
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EACCES])
 @pytest.mark.parametrize("name", ["fsync", "replace", "write"])
-def test_a_failed_save_is_said_and_leaves_the_others_whole(
-    name, code, remedy, tmp_path, monkeypatch
-):
+def test_a_failed_save_is_said_and_leaves_the_others_whole(name, code, tmp_path, monkeypatch):
     def fail(*arguments: object) -> None:
         raise OSError(code, os.strerror(code))
 
@@ -322,7 +319,7 @@ def test_a_failed_save_is_said_and_leaves_the_others_whole(
     with monkeypatch.context() as patch:
         patch.setattr(engine("run.checkpoint").HashingFile if name == "write" else os, name, fail)
         with pytest.raises(
-            engine("run.checkpoint").NotWritten, match=f"{os.strerror(code)}.*{remedy}"
+            engine("run.checkpoint").NotWritten, match=f"{os.strerror(code)}.*: free some space, or"
         ):
             save(tmp_path, 3)
     assert names(tmp_path) == before
@@ -353,10 +350,11 @@ def test_damaged_ones_cost_no_whole_one(tmp_path):
     for step in (4, 6):
         damage(file_of(tmp_path, step), "longer")
     resumed = make(tmp_path, 3)
-    assert resumed.load() == 2
+    assert resumed.find("last")["step"] == 2
+    assert resumed.load()
     resumed.save(3)
     assert saved(tmp_path) == [3, 2]
-    assert make(tmp_path).load() == 3
+    assert make(tmp_path).find("last")["step"] == 3
     save(tmp_path, 4, 5, 6)
     assert saved(tmp_path) == [6, 5]
 

@@ -18,7 +18,9 @@ def ranks_of(world: int, rank: int, batch: int, kind: str = "lanes") -> Any:
     order = SimpleNamespace(kind=kind, by_width=by_width, **sizes)
     recurrent = engine("run.recurrent", extras=["lanes"]).RecurrentState()
     progress = module.Progress(step=6)
-    return module.RankStates(OneOf(world, rank), progress, recurrent, order, steps_per_epoch=9)
+    group = OneOf(world, rank)
+    meter = engine("log.meter").Meter(group, None, skips=False)
+    return module.RankStates(group, progress, meter, recurrent, order, steps_per_epoch=9)
 
 
 def saved(world: int) -> dict[str, Any]:
@@ -26,7 +28,10 @@ def saved(world: int) -> dict[str, Any]:
     random = engine("run.progress").random_state()
     lanes = torch.arange(SLOTS).chunk(world)
     carries = [{"layers": [(lane.clone(), lane[:, None] * 10)]} for lane in lanes]
-    ranks = [{"random": random, "carry": carry} for carry in carries]
+    ranks = []
+    for number, carry in enumerate(carries):
+        meter = {"values": {"loss": [[float(number), 1.0]]}, "norms": [1.0]}
+        ranks.append({"random": random, "meter": meter, "carry": carry})
     return {"ranks": ranks, "batch_size_all_ranks": SLOTS}
 
 
@@ -39,6 +44,19 @@ def test_carried_states_find_their_lanes(before, world):
         ((first, second),) = ranks.recurrent.state_dict()["layers"]
         assert first.tolist() == lanes.tolist()
         assert second.tolist() == (lanes[:, None] * 10).tolist()
+
+
+@pytest.mark.parametrize("before", [1, 2])
+@pytest.mark.parametrize("world", [1, 2])
+def test_metrics_that_were_not_read_yet_are_in_the_next_record_once(before, world):
+    kept = []
+    for rank in range(world):
+        ranks = ranks_of(world, rank, SLOTS // world)
+        ranks.load_state_dict(saved(before))
+        state = ranks.meter.state_dict()
+        kept += state["values"].get("loss", [])
+        assert state["norms"] in ([1.0], [])
+    assert kept == [[float(number), 1.0] for number in range(before)]
 
 
 @pytest.mark.parametrize("kind", ["lanes", "bucket"])

@@ -7,32 +7,36 @@ its hash matches. A damaged checkpoint is named, and the newest intact one is lo
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import io
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from ..errors import UserError
+from ..errors import UserError, note
 from ..files import sha256, sync
 
 if TYPE_CHECKING:
     from ..compute.distributed import Distributed
 
-T = TypeVar("T")
 State = dict[str, Any]
 """What a checkpoint stores: format, step, must_match and each part of the run by its name."""
 
-FORMAT = 4
-NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, None)  # None: a library raised it
+FORMAT = 5
+# The settings that decide what a resumed run must not change.
+DECIDED_BY = {
+    "data": "data.path",
+    "samples a step": "data.batch_size × training.gradient_accumulation_steps × processes",
+    "schedule": "schedule.name, training.max_steps or training.epochs",
+}
+SHOWN = 150  # characters of an error that names weights
 
 
 class NotWritten(UserError):
@@ -45,8 +49,7 @@ class Checkpoint:
     parts: by name, anything with `state_dict` and `load_state_dict`.
 
     keep: how many of the newest stay, in addition to the best one. must_match: plain values which
-    must be the same on resume, such as the data and the schedule. settings: what decides such a
-    value, for the error.
+    must be the same on resume, such as the data and the schedule.
     """
 
     NAME = re.compile(r"step-\d{8}(-best)?-[0-9a-f]{16}\.pt")
@@ -57,7 +60,6 @@ class Checkpoint:
         distributed: Distributed,
         keep: int = 2,
         must_match: dict[str, Any] | None = None,
-        settings: dict[str, str] | None = None,
         **parts: Any,
     ):
         self.folder = folder
@@ -65,40 +67,32 @@ class Checkpoint:
         self.distributed = distributed
         self.keep = keep
         self.must_match = must_match or {}
-        self.settings = settings or {}
         self.parts = parts
-        self.skipped: list[str] = []
 
     # --- saving
 
-    def save(self, step: int, is_best: bool = False) -> None:
+    def save(self, step: int, is_best: bool = False, wait: bool = True) -> None:
         """Write the checkpoint of `step`, then remove old ones. Call it on every rank.
 
-        is_best: it replaces the best checkpoint so far, which stays until then. Raises `NotWritten`
-        and leaves nothing half-written.
+        is_best: it replaces the best checkpoint so far, which stays until then. wait: return when
+        it is on the disk; one file is written at once in any case. Raises `NotWritten` and leaves
+        nothing half-written.
         """
         state: State = {"format": FORMAT, "step": step, "must_match": self.must_match}
         for name, part in self.parts.items():
             state[name] = part.state_dict()
-        mark = "-best" if is_best else ""
-        ending = self._on_all_ranks(step, lambda: self.write(state))
-        self._on_all_ranks(step, lambda: self.commit(f"{step_name(step)}{mark}-{ending}"))
+        start = step_name(step) + ("-best" if is_best else "")
+        self.distributed.on_all_ranks(lambda: self._write(state, start))
 
-    def _on_all_ranks(self, step: int, write: Callable[[], T]) -> T:
-        """Return `write()`. If a file cannot be written, all ranks raise `NotWritten`."""
-
-        def work() -> T:
-            try:
-                return write()
-            except OSError as error:
-                self.remove(self.partial)
-                reason = error.strerror or error
-                what = f"the checkpoint of step {step} could not be written ({reason})"
-                remedy = "free some space" if error.errno in NO_SPACE else "check the folder"
-                remedy += "; the checkpoints before it are whole"
-                raise NotWritten(what, str(self.folder), remedy) from error
-
-        return self.distributed.on_all_ranks(work)
+    def _write(self, state: State, start: str) -> None:
+        """Write a checkpoint whose name begins with `start`."""
+        try:
+            self.commit(f"{start}-{self.write(state)}")
+        except OSError as error:
+            self.remove(self.partial)
+            what = f"the checkpoint {start} could not be written ({error.strerror or error})"
+            remedy = "free some space, or check the folder; the checkpoints before it are whole"
+            raise NotWritten(what, str(self.folder), remedy) from error
 
     def write(self, state: State) -> str:
         """Write a state into `partial`; return the end of its name. Only rank 0 writes."""
@@ -114,54 +108,58 @@ class Checkpoint:
         newest = self.folder / name
         os.replace(self.partial, newest)
         sync(self.folder)
-        step = name[: len(step_name(0))]
         paths = self.candidates("last")
-        other_steps = [path for path in paths if not path.name.startswith(step)]
-        newest_first = [newest, *other_steps]
-        best = next(filter(is_marked_best, newest_first), newest)
-        kept = [*newest_first[: self.keep], best]
+        step = name[: len(step_name(0))]
+        newest_first = [newest, *(path for path in paths if not path.name.startswith(step))]
+        kept = newest_first[: self.keep] + list(filter(is_marked_best, newest_first))[:1]
         for path in paths:
             if path not in kept:
                 self.remove(path)
 
+    def close(self) -> None:
+        """Wait for what is still being written, also after an error."""
+
     # --- loading
 
-    def load(self) -> int | None:
-        """Restore all parts from the newest intact checkpoint; return its step, None without one.
+    def load(self) -> bool:
+        """Restore all parts from the newest intact checkpoint; return whether there is one.
 
         Newer ones, which are damaged, get another name: they no longer count as the newest. So only
         the process that has locked the run may call this. Raises `UserError` if one of `must_match`
         differs, or if all checkpoints are damaged.
         """
-        saved = self.find("last", rename_damaged=True)
+        saved = self.find("last", to_resume=True)
         if not saved:
-            return None
+            return False
         for name, value in self.must_match.items():
             saved_value = saved["must_match"].get(name)
             if saved_value != value:
                 what = f"{name} was {saved_value} in the checkpoint and is {value} now"
-                remedy = "change it back"
-                if name in self.settings:
-                    remedy += f" ({self.settings[name]})"
-                remedy += ", or start a new run"
+                remedy = f"change it back ({DECIDED_BY.get(name, name)}), or start a new run"
                 raise UserError(what, str(saved["path"]), remedy)
-        return self.restore(saved, self.parts)
+        self.restore(saved, self.parts)
+        return True
 
-    def find(self, which: str, rename_damaged: bool = False) -> State:
+    def find(self, which: str, to_resume: bool = False) -> State:
         """Return the `last` intact checkpoint, the `best` one or the one of that name.
 
-        Empty if there is none. The newest one is used if no best one is intact. Its tensors are in
-        the file until they are copied; `path` is where it is. Rank 0 compares hashes for all ranks.
+        The newest one is used if no best one is intact. Its tensors are in the file until they are
+        copied; `path` is where it is. Rank 0 compares hashes for all ranks. to_resume: rename
+        damaged ones, and return nothing if there is none. Raises `UserError` otherwise.
         """
         found = self.distributed.on_all_ranks(lambda: self._find_on_main(which))
         path, damaged = self.distributed.gather_objects(found[1:])[0]
-        self.skipped = [skipped.name for skipped in damaged]
+        for skipped in damaged:
+            note(f"skipped a damaged checkpoint: {skipped.name}")
         if path is None and damaged:
-            remedy = f"restore one into {self.folder}"
-            raise UserError("no valid checkpoint", ", ".join(self.skipped), remedy)
+            names = ", ".join(skipped.name for skipped in damaged)
+            raise UserError("no valid checkpoint", names, f"restore one into {self.folder}")
+        if path is None and not to_resume:
+            remedy = "continue it with `train --resume`, or name another run"
+            raise UserError("the run has no checkpoint yet", str(self.folder.parent), remedy)
         if path is None:
             return {}
-        if rename_damaged and self.distributed.is_main:
+        if to_resume and self.distributed.is_main:
             for skipped in damaged:
                 with suppress(OSError):
                     skipped.rename(skipped.with_suffix(".damaged"))
@@ -219,8 +217,8 @@ class Checkpoint:
         """Remove a checkpoint, or what was to become one."""
         path.unlink(missing_ok=True)
 
-    def restore(self, saved: State, names: Iterable[str]) -> int:
-        """Restore these parts in their order, and the model last; return the step."""
+    def restore(self, saved: State, names: Iterable[str]) -> None:
+        """Restore these parts in their order, and the model last."""
         others = [name for name in names if name != "model"]
         state = self.complete({name: saved[name] for name in (*others, "model")}, saved["path"])
         for name in others:
@@ -229,15 +227,13 @@ class Checkpoint:
         try:
             self.parts["model"].load_state_dict(state["model"])
         except RuntimeError as error:
-            # PyTorch prints a page of names: three are enough.
-            first = " ".join(str(error).split("\n\t")[1:2]).strip()
-            first = ', "'.join(first.split(', "')[:3])
+            # PyTorch prints a page of names.
+            first = str(error).partition("\n\t")[2][:SHOWN].partition("\n")[0]
             what = f"the checkpoint does not fit the model ({first})"
             remedy = (
                 "model.py or its settings changed since the run: restore them, or start a new run"
             )
             raise UserError(what, str(saved["path"]), remedy) from error
-        return int(saved["step"])
 
     def complete(self, state: State, path: Path) -> State:
         """Return a state with the tensors that are in other files: there are none."""

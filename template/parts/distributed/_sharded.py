@@ -2,8 +2,8 @@
 
 Such a checkpoint is a folder `step-<number>[-best]-<hash>`. Each rank writes its rows of weights
 and optimizer state into files of its own, `state.pt` has all else, and the hash is that of all
-files. Any number of ranks can read it. One process saves one file, as in `whole_checkpoint.py`,
-which several can read.
+files. They are written while training continues. Any number of ranks can read it. One process saves
+one file, as in `whole_checkpoint.py`, which several can read.
 """
 
 from __future__ import annotations
@@ -14,15 +14,20 @@ import re
 import shutil
 import warnings
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor, empty
+from torch.utils._pytree import tree_map_only
 
+from ..compute.group import TIMEOUT
+from ..errors import note
 from ..files import sync
 from .whole_checkpoint import Checkpoint as WholeCheckpoint
 from .whole_checkpoint import NotWritten, State, read_plain, short_hash, step_name, write_state
@@ -30,37 +35,83 @@ from .whole_checkpoint import NotWritten, State, read_plain, short_hash, step_na
 __all__ = ["Checkpoint", "NotWritten", "State", "read_plain", "step_name"]
 
 STATE = "state.pt"
+SAVING = "saving"  # in a state: the future of its rows, which are being written
 SHARDED = "sharded tensor"  # {SHARDED: key} is in the place of a tensor whose rows are elsewhere
 FILE_BYTES = 128 << 20  # a file is put together in memory before it is written
 
 
 class Checkpoint(WholeCheckpoint):
-    """Saves and restores the parts of a run, each rank its own rows of them."""
+    """Saves and restores the parts of a run, each rank its own rows of them.
+
+    A save copies them to the host. Then training continues, while a thread writes them. It is
+    joined before the next save, and before the run ends. It exchanges values in a group of its own,
+    because the steps use the other one at the same time.
+    """
 
     NAME = re.compile(r"step-\d{8}(-best)?-[0-9a-f]{16}(\.pt)?")
 
-    def write(self, state: State) -> str:
-        """Write this rank's rows, and on rank 0 all else. All ranks raise an error of one."""
+    def __init__(self, *arguments: Any, **parts: Any):
+        super().__init__(*arguments, **parts)
+        self._thread = ThreadPoolExecutor(max_workers=1)
+        self._pending: Future[None] | None = None
+        self._group: Any = None
+
+    def save(self, step: int, is_best: bool = False, wait: bool = True) -> None:
+        try:
+            self._join()
+        except NotWritten as error:
+            note(f"{error}; training continues")
+        super().save(step, is_best)
+        if wait:
+            self._join()
+
+    def _join(self) -> None:
+        """Wait for the save before. All ranks raise an error of one."""
+        pending = self._pending
+        self._pending = None
+        if pending is not None:
+            self.distributed.on_all_ranks(pending.result)
+
+    def close(self) -> None:
+        if self._pending is not None:
+            self._pending.exception()
+        self._thread.shutdown()
+
+    def _write(self, state: State, start: str) -> None:
+        """Copy this rank's rows, and on rank 0 all else; let the thread write them."""
         tensors: dict[str, DTensor] = {}
         whole = take_out(state, tensors, {})
         if not tensors:
-            return super().write(state)
+            super()._write(state, start)
+            return
+        if self._group is None:
+            self._group = dist.new_group(backend="gloo", timeout=TIMEOUT)
         self.distributed.on_all_ranks(self._clear)
         writer = dcp.HuggingFaceStorageWriter(
             str(self.partial), files_of(tensors), save_distributed=True
         )
+        saving = dcp.async_save(tensors, storage_writer=writer, process_group=self._group)
+        whole = tree_map_only(Tensor, on_host, whole)
+        self._pending = self._thread.submit(super()._write, {**whole, SAVING: saving}, start)
+
+    def write(self, state: State) -> str:
+        """Wait until the rows of all ranks are written, then write on rank 0 all else."""
+        saving = state.pop(SAVING, None)
+        if saving is None:
+            return super().write(state)
         try:
-            dcp.save(tensors, storage_writer=writer)
+            saving.result()
         except CheckpointException as error:
             raise next(iter(error.failures.values()))[0] from error
         # The library counts ranks from 1.
         mine = self.partial.glob(f"shard-{self.distributed.rank + 1:05}-*")
+        parts: list[Any] = [None] * self.distributed.world
+        dist.all_gather_object(parts, {path.name: short_hash(path) for path in mine}, self._group)
         hashes: dict[str, str] = {}
-        hashes_of_rank = {path.name: short_hash(path) for path in mine}
-        for part in self.distributed.gather_objects(hashes_of_rank):
+        for part in parts:
             hashes |= part
         if self.distributed.is_main:
-            hashes[STATE] = write_state(whole, self.partial / STATE)
+            hashes[STATE] = write_state(state, self.partial / STATE)
             sync(self.partial)
         return hash_of_files(hashes)
 
@@ -136,7 +187,7 @@ class Checkpoint(WholeCheckpoint):
             mesh = self.distributed.mesh
             return distribute_tensor(whole, mesh, [Shard(0)], src_data_rank=None)
 
-        weights = state["model"]
+        weights = state.get("model", {})
         for name, target in self.parts["model"].state_dict().items():
             if isinstance(target, DTensor) and name in weights:
                 weights[name] = rows(weights[name])
@@ -144,6 +195,11 @@ class Checkpoint(WholeCheckpoint):
             for name, value in values.items():
                 if isinstance(value, Tensor) and value.dim() > 0:  # not the step count
                     values[name] = rows(value)
+
+
+def on_host(tensor: Tensor) -> Tensor:
+    """Return a copy of a tensor that the next step does not change."""
+    return tensor.detach().to("cpu", copy=True)
 
 
 def take_out(state: Any, tensors: dict[str, DTensor], keys: dict[Any, str], key: str = "") -> Any:

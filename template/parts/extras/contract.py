@@ -20,7 +20,7 @@ from ..engine.compute.distributed import Distributed
 from ..engine.errors import UserError
 from ..engine.interfaces import Batch, Rows
 from ..engine.run.checkpoint import Checkpoint
-from ..engine.run.dry_run import FORWARD, check_batch, check_output, check_predictions, kind
+from ..engine.run.dry_run import FORWARD, check_output, kind
 from ..engine.run.progress import seed_everything
 from .bench import (
     BETWEEN,
@@ -44,6 +44,7 @@ from .bench import (
 )
 from .nonfinite import explain_sample, loss_is_finite
 
+PREDICT = "model.py, predict"
 HELD_OUT = 0.95  # required ratio of held-out losses: true labels over shuffled labels
 NEARER = 0.8  # required ratio of squared errors: after training over before
 PLACES = 16  # number of places at which `check_future` changes the rows
@@ -64,6 +65,36 @@ def check_shapes(bench: Bench) -> str:
     require(several.metrics.keys() == alone.keys(), why, FORWARD)
     check_predictions(predicted(model, bench.batch), bench.batch)
     return ", ".join(f"{name} {kind(x)}" for name, x in list(bench.batch.items())[:-3])
+
+
+def check_batch(batch: Batch) -> None:
+    """Raise `UserError` if a tensor's first axis is not the samples."""
+    check_first_axis(batch, len(batch["present"]), "dataset.py, Samples.batch")
+
+
+def check_first_axis(values: Batch, count: int, where: str) -> None:
+    """Raise `UserError` for a value that is not a tensor of `count` samples."""
+    for name, value in values.items():
+        if not isinstance(value, Tensor) or value.shape[:1] != (count,):
+            what = f"'{name}' of {count} samples is {kind(value)}"
+            raise UserError(what, where, "return a tensor whose first axis is the samples")
+
+
+def check_predictions(predictions: Any, batch: Batch) -> None:
+    """Raise `UserError` if a prediction has no row for each sample, or other axes than `target`."""
+    if not isinstance(predictions, dict):
+        remedy = "return a dictionary of tensors by name"
+        raise UserError(f"predict returns {kind(predictions)}", PREDICT, remedy)
+    check_first_axis(predictions, len(batch["present"]), PREDICT)
+    if "prediction" not in predictions or "target" not in batch:
+        return
+    prediction = predictions["prediction"]
+    target = batch["target"]
+    # (B, 1) minus (B,) is (B, B), without an error.
+    are_alike = prediction.squeeze().shape == target.squeeze().shape
+    if are_alike and prediction.shape != target.shape:
+        what = f"'prediction' is {kind(prediction)}, and 'target' is {kind(target)}"
+        raise UserError(what, PREDICT, "give both the same axes, as by squeeze(1)")
 
 
 def leaves(loss: Tensor) -> Iterator[Tensor]:

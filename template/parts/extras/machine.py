@@ -1,4 +1,4 @@
-"""Compare driver, PyTorch build and GPU with the project's answers; --verify: all stored data.
+"""Compare driver, build and GPU with the answers, try the compiler; --verify: all stored data.
 
 The exit code is 1 if a check failed. A warning is about lost speed or something to look at;
 training works nevertheless.
@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..engine.compute import gpus
 from ..engine.compute.gpu_table import match
-from ..engine.run.explanations import failure
+from ..engine.errors import UserError
+from ..engine.run.explanations import explain
 from ..engine.settings.sources import read
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ def run(arguments: argparse.Namespace, load: Callable[[], Settings]) -> int:
         "driver": lambda: check_driver(card, answers),
         "wheel": lambda: check_wheel(card),
         "card": lambda: check_card(card, answers),
+        "compile": lambda: check_compile(settings, card),
     }
     if arguments.verify:
         checks["data"] = lambda: check_data(settings)
@@ -56,11 +58,18 @@ def run(arguments: argparse.Namespace, load: Callable[[], Settings]) -> int:
             state, line = check()
         except Exception as error:
             state = "failed"
-            line = failure(error, settings)
+            line = failure(error)
         print(f"{state:8} {name:12} {line}", flush=True)
         if state == "failed":
             code = 1
     return code
+
+
+def failure(error: Exception) -> str:
+    """Describe an error in one line."""
+    explained = explain(error) or error
+    line = str(explained).partition("\n")[0]
+    return line if isinstance(explained, UserError) else f"{type(error).__name__}: {line}"
 
 
 def check_driver(card: gpus.Card, answers: Answers) -> Finding:
@@ -121,6 +130,20 @@ def check_card(card: gpus.Card, answers: Answers) -> Finding:
     if answers.get("precision") in {"tf32", "bf16", "fp8"} - native:
         command += " -d precision=auto"
     return "warning", f"this GPU is {card.name}, but the project is for gpu={answer}: {command}"
+
+
+def check_compile(settings: Settings, card: gpus.Card) -> Finding:
+    """Compile a small function, if training uses torch.compile."""
+    import torch
+
+    from ..engine.compute.optimization import compiles
+
+    used, why = compiles(settings, card.capability)
+    if not used:
+        return "ok", f"off ({why})"
+    ones = torch.ones(64, 64, device="cuda" if card.capability else "cpu")
+    torch.compile(lambda x: (2 * x).sum(-1))(ones)
+    return "ok", f"on ({why}): a small function was compiled"
 
 
 def check_data(settings: Settings) -> Finding:

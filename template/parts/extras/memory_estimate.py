@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from ..engine.compute.host_memory import free_host_memory
 from ..engine.compute.optimization import compiles
 from ..engine.data.rows import count_bytes
 from ..engine.errors import UserError
 from ..engine.interfaces import Batch
 from ..engine.run.dry_run import reserve_averages, without_trace
+from .host_memory import free_host_memory
 
 if TYPE_CHECKING:
     from ..engine.data.order import Order

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..compute.host_memory import free_host_memory
 from ..interfaces import Samples, Spans
 from . import rows
 from .order import Order
@@ -32,10 +33,13 @@ def needed_rows(samples: Samples, order: Order, epoch: int, known: Extents) -> E
     return {name: (min(first, last), last) for name, (first, last) in extents.items()}
 
 
-def memory_left(device: torch.device) -> int:
-    """Return the bytes that the largest step has left free on a GPU, or those free on the host."""
+def memory_left(device: torch.device) -> float:
+    """Return the bytes that the largest step has left free on a GPU.
+
+    On a CPU, rows are resident only if `data.resident` is true, and nothing limits them.
+    """
     if device.type == "cpu":
-        return free_host_memory()
+        return math.inf
     free, _ = torch.cuda.mem_get_info(device)
     return free + torch.cuda.memory_reserved(device) - torch.cuda.max_memory_allocated(device)
 

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from ..compute.host_memory import local_processes
 from ..errors import UserError
 from ..interfaces import Batch, Rows, Spans
 from ..signals import leave_signals
@@ -107,7 +106,8 @@ class Loader:
         batch_bytes = count_bytes(self.samples, store, indices)
         if getattr(self.samples, "host", None) is None and batch_bytes < SMALL_BATCH_BYTES:
             return 0
-        return min(8, max((os.cpu_count() or 2) // 2 // local_processes(), 1))
+        processes = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)  # torchrun sets it
+        return min(8, max((os.cpu_count() or 2) // 2 // processes, 1))
 
     def __len__(self) -> int:
         return len(self.order)

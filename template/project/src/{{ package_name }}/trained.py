@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from .engine.errors import UserError
@@ -78,17 +77,10 @@ def open_run(
     distributed = Distributed()
     checkpoint = Checkpoint(folder / "checkpoints", distributed)
     saved = checkpoint.find(arguments.checkpoint)
-    if not saved:
-        what = "the run has no checkpoint yet"
-        raise UserError(what, str(folder), "continue it with `train --resume`")
-    if distributed.is_main:
-        for name in checkpoint.skipped:
-            print(f"note: skipped a damaged checkpoint: {name}")
-    recorded = saved["must_match"]
     store = Store.remembered(folder)
     if store is None or needs_data:
         store = open_store(settings, Store.may_be_synthetic(folder))
-    if recorded.get("data") != store.fingerprint:
+    if saved["must_match"].get("data") != store.fingerprint:
         what = "the run was trained on other data"
         remedy = "set --data.path to the data of the run, or prepare the same data again"
         raise UserError(what, str(store.folder), remedy)
@@ -102,16 +94,14 @@ def open_run(
 
 def load_weights(checkpoint: Checkpoint, saved: State, weights: str) -> None:
     """Load a checkpoint's weights, or those that a hook stored in it."""
+    checkpoint.restore(saved, ["model"])
     if weights == "trained":
-        checkpoint.restore(saved, ["model"])
         return
     hooks = averages()
     if weights not in hooks:
         remedy = f"choose one of {', '.join(['trained', *hooks])}"
         raise UserError(f"no hook has weights {weights!r}", "--weights", remedy)
-    states: dict[str, Any] = {}
-    checkpoint.parts["hooks"] = SimpleNamespace(load_state_dict=states.update)
-    checkpoint.restore(saved, ["hooks", "model"])
+    states = checkpoint.complete({"hooks": saved["hooks"]}, saved["path"])["hooks"]
     hooks[weights].use(checkpoint.parts["model"], states)
 
 
@@ -123,19 +113,12 @@ def collected(project: Any, loader: Loader, *names: str) -> dict[str, np.ndarray
 
     Arrays are (N, …), in the order of the samples. The loader is closed.
     """
-    from tqdm import tqdm
+    from .engine.run.evaluation import first_predictions
 
-    from .engine.run.evaluation import joined, predictions, present_rows
-
-    predicted = predictions(project, loader)
-    batches = []
-    for batch, values in tqdm(predicted, "predicting", len(loader), leave=False, disable=None):
-        known = {name: batch[name] for name in ("index", *names) if name in batch}
-        batches.append(present_rows(values | known, batch["present"]))
+    known, predicted = first_predictions(project, loader, ("index", *names))
     loader.close()
-    arrays = {name: tensor.numpy() for name, tensor in joined(batches).items()}
-    order = arrays["index"].argsort(kind="stable")  # lanes visit samples in another order
-    return {name: array[order] for name, array in arrays.items()}
+    order = known["index"].argsort(stable=True)  # lanes visit samples in another order
+    return {name: values[order].numpy() for name, values in {**predicted, **known}.items()}
 
 
 def output_path(output: str | None, default: Path, *endings: str) -> Path:
@@ -151,12 +134,8 @@ def write_output(path: Path, content: bytes | dict[str, Any]) -> None:
     """Write the file, whole or not at all; arrays as `numpy.load` reads them."""
     import numpy as np
 
-    try:
-        with replacing(path) as file:
-            if isinstance(content, bytes):
-                file.write(content)
-            else:
-                np.savez(file, allow_pickle=False, **content)
-    except OSError as error:
-        what = f"cannot write the file ({error.strerror})"
-        raise UserError(what, f"--output {path}", "name another file") from error
+    with replacing(path) as file:
+        if isinstance(content, bytes):
+            file.write(content)
+        else:
+            np.savez(file, allow_pickle=False, **content)

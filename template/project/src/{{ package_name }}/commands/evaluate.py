@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from ..engine.files import write_json
 from ..engine.run.environment import device_line
 from ..engine.runs import find_run
 from ..trained import add_flags, open_run
-
-if TYPE_CHECKING:
-    from ..engine.run.project import Project
 
 # The optimizations whose state is printed with the results.
 CONDITIONS = ("precision", "TF32 in matmuls", "cuDNN benchmark", "deterministic")
@@ -30,41 +29,46 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     settings = load(folder / "config.resolved.yaml")
 
     from ..engine.log.report import aligned, side_by_side
-    from ..engine.log.tracker import Tracker
-    from ..engine.run.evaluation import evaluate, timed
+    from ..engine.run.evaluation import evaluate
 
     project, step = open_run(folder, settings, arguments)
     loader = project.loader(split)
     distributed = project.distributed
-    sums, seconds = timed(lambda: evaluate(project.wrapped, loader, project.precision, distributed))
-    scores = project.scores(loader)
+    start_time = time.perf_counter()
+    sums: Any = evaluate(project.wrapped, loader, project.precision, distributed)
+    seconds = time.perf_counter() - start_time
+    scores = project.ask_dataset("scores", {}, project, loader)
     loader.close()
     distributed.close()
     if not distributed.is_main:
         return
 
-    metrics = {**project.finish(sums, split), **scores}
-    baselines = project.baselines(split)
-    weights = getattr(arguments, "weights", "trained")
-    result = {"split": split, "step": step, "weights": weights}
-    result |= {"metrics": metrics, "baselines": baselines}
+    store = project.store
+    metrics = {**project.ask_dataset("finish", sums, sums, store, split), **scores}
+    baselines = project.ask_dataset("baselines", {}, store, settings, split)
+    about = {"split": split, "step": step, "weights": arguments.weights}
     try:
-        write_json(folder / "evaluation.json", result)
-        tracker = Tracker(folder, project.settings)
-        tracker.open()
-        tracker.log(step, {f"{split}/{name}": value for name, value in metrics.items()})
-        tracker.close()
+        write_results(folder, settings, {**about, "metrics": metrics, "baselines": baselines})
     except OSError as error:
         print(f"note: the results are not in {folder} ({error.strerror})")
 
     count = loader.order.count
-    print(f"{device_line(project.device)}, {conditions(project)}")
-    print(f"{folder}: {split} split, checkpoint of step {step}, {weights} weights")
+    state = {row["name"]: row["state"] for row in project.optimizations}
+    conditions = [f"{name} {state[name]}" for name in CONDITIONS]
+    print(", ".join([device_line(project.device), *conditions]))
+    print(f"{folder}: {split} split, checkpoint of step {step}, {arguments.weights} weights")
     print(f"{count:,} samples in {seconds:.1f} s, {count / seconds:,.0f} samples/s")
     print("\n".join(aligned(*side_by_side({"model": metrics, **baselines}))))
 
 
-def conditions(project: Project) -> str:
-    """Return the states of the optimizations in `CONDITIONS`, as a line."""
-    state = {row["name"]: row["state"] for row in project.optimizations}
-    return ", ".join(f"{name} {state[name]}" for name in CONDITIONS)
+def write_results(folder: Path, settings: Any, results: dict[str, Any]) -> None:
+    """Write `evaluation.json`, and send the metrics to the tracker."""
+    from ..engine.log.tracker import Tracker
+
+    write_json(folder / "evaluation.json", results)
+    split = results["split"]
+    tracker = Tracker(folder, settings)
+    tracker.open()
+    numbers = {f"{split}/{name}": value for name, value in results["metrics"].items()}
+    tracker.log(results["step"], numbers)
+    tracker.close()

@@ -116,7 +116,7 @@ def train(
 
     with ExitStack() as holding:
         distributed.on_all_ranks(hold)
-        changed = changes(folder, settings) if resumed else {}
+        changed = changes(folder, settings) if resumed else []
         driver = Driver(distributed, arguments.max_steps or 0, changed)
         if settings.phases:
             session = driver.train_phases(folder, settings, arguments.phase or 0)
@@ -134,12 +134,12 @@ def train(
 class Driver:
     """Trains a run, or the phases of one.
 
-    limit: stop after this step. changed: previous values of settings that a resume changes.
+    limit: stop after this step. changes: of settings, by a resume.
     """
 
     distributed: Distributed
     limit: int
-    changed: dict[str, object]
+    changes: list[str]
 
     def train_run(self, folder: Path, settings: Settings) -> Session:
         """Train in a folder, or resume what is in it; return the session, which has ended."""
@@ -149,7 +149,7 @@ class Driver:
         session = make_session(folder, settings, self.distributed, resumed)
         session.limit = self.limit
         if resumed:
-            session.changed = self.changed
+            session.changes = self.changes
         with session:
             train(session.start())
         gc.unfreeze()  # lets go of the model, if another phase follows
@@ -164,7 +164,7 @@ class Driver:
         from ..engine.run.checkpoint import Checkpoint
 
         is_main = self.distributed.is_main
-        if is_main and (self.changed or not (folder / CONFIG).exists()):
+        if is_main and (self.changes or not (folder / CONFIG).exists()):
             write_text(folder / CONFIG, settings.to_yaml())
         last = only or len(settings.phases)
         weights = settings.training.init_from
@@ -172,9 +172,6 @@ class Driver:
             phase = folder / f"phase-{number}"
             status = self.distributed.gather_objects(read_json(phase / "status.json"))[0]
             is_finished = status.get("state") == "finished"
-            if number == only and is_finished:
-                remedy = "--resume continues with the phases that are not"
-                raise UserError(f"phase {number} is finished", str(folder), remedy)
             if number < only and not is_finished:
                 where = f"{folder}, step {status.get('step', 0)}"
                 raise UserError(f"phase {number} is not finished", where, "resume it first")
@@ -232,26 +229,27 @@ def print_end(session: Session, folder: Path) -> None:
         print(f"stopped {where}: `train --resume {shlex.quote(folder.name)}` continues it")
 
 
-def changes(folder: Path, settings: Settings) -> dict[str, object]:
-    """Return the old values of the settings that differ from those of the run.
+def changes(folder: Path, settings: Settings) -> list[str]:
+    """Return what is said of each setting that differs from that of the run.
 
     Raises `UserError` for a setting that a resumed run cannot change.
     """
     from ..config import load
 
     before = load(folder / CONFIG, resolved=True)
-    changed = {}
+    changed = []
     for key, origin in settings.origins.items():
         old = before.value(key)
+        new = settings.value(key)
         section, dot, name = key.partition(".")
-        if not dot or settings.value(key) == old:
+        if not dot or new == old:
             continue
         is_fixed = section in ("data", "model") and name not in FREE
         if key in FIXED or is_fixed:
             former = "nothing" if old == "" else old
-            what = f"a resumed run cannot change {key} from {former} to {settings.value(key)}"
+            what = f"a resumed run cannot change {key} from {former} to {new}"
             raise UserError(what, origin, "keep the value, or start a new run")
-        changed[key] = old
+        changed.append(f"{key} is {new}; it was {old}")
     return changed
 
 

@@ -29,47 +29,39 @@ class Hook:
     trials = False
 
     def __init__(self) -> None:
-        self.row: dict[str, Any] | None = None  # the last record that was judged
         self.seconds = 0.0  # since the wait for data was last judged
         self.waited = 0.0
         self.baseline: float | None = None
 
-    def after_step(self, run: Run) -> None:
-        row = run.record
-        if row is None or row is self.row:
+    def before_record(self, run: Run, record: dict[str, Any]) -> None:
+        """Judge the wait for data. The first record does not count: its steps fill caches."""
+        if run.record is None:
             return
-        # The first record does not count: its steps compile, and fill caches.
-        if self.row is not None:
-            self._judge_wait(run, row, row["step"] - self.row["step"])
-        self.row = row
-
-    def _judge_wait(self, run: Run, row: dict[str, Any], num_steps: int) -> None:
-        seconds = num_steps * row["step_ms"] / 1000
+        seconds = run.meter.num_steps * record["step_ms"] / 1000
         self.seconds += seconds
-        self.waited += seconds * row["data_wait_fraction"]
+        self.waited += seconds * record["data_wait_fraction"]
         if self.seconds < WAIT_SECONDS:
             return
         fraction = self.waited / self.seconds
-        if fraction > WAIT_FRACTION:
-            batches = run.settings.training.gradient_accumulation_steps
-            remedy = remedy_for_wait(run, fraction * row["step_ms"] / batches)
-            text = f"input-bound: the loop waits for data {fraction:.0%} of the time: {remedy}"
-            run.log.alert(row["step"], "input-bound", text)
         self.seconds = 0.0
         self.waited = 0.0
+        if fraction > WAIT_FRACTION:
+            remedy = remedy_for_wait(run, fraction * record["step_ms"] / run.accumulation)
+            text = f"input-bound: the loop waits for data {fraction:.0%} of the time: {remedy}"
+            run.log.alert(run.step, "input-bound", text)
 
     def after_evaluation(self, run: Run, metrics: dict[str, float]) -> None:
         """Compare the loss with the best one so far, and with the baseline, measured once."""
         if not run.project.distributed.is_main:
             return
-        step = run.step
         if self.baseline is None:
-            self.baseline = run.project.baseline_loss("validation")
-            finite = self.baseline if math.isfinite(self.baseline) else None
-            run.log.event(step, "baseline_loss", loss=finite)
+            store = run.project.store
+            self.baseline = run.project.ask_dataset("baseline_loss", math.inf, store, "validation")
+            if math.isfinite(self.baseline):
+                run.log.event(run.step, "baseline_loss", loss=self.baseline)
         text = divergence(metrics["loss"], self.baseline, run)
         if text:
-            run.log.alert(step, "divergence", text)
+            run.log.alert(run.step, "divergence", text)
 
 
 def remedy_for_wait(run: Run, milliseconds: float) -> str:

@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 # Triton supports sm 8.0 and later; on older GPUs, its kernels may or may not run (triton#10918).
 COMPILE_CAPABILITY = (8, 0)
 CUDA_GRAPHS = ("reduce-overhead", "max-autotune")  # compile modes that record CUDA graphs
+SETTINGS = {  # optimizations that are on wherever their setting is
+    "activation checkpointing": "training.gradient_checkpointing",
+    "accumulation": "training.gradient_accumulation_steps",
+    "deterministic": "reproducibility.deterministic",
+}
 
 
 def set_deterministic(setting: bool | str, cudnn_benchmark: bool) -> None:
@@ -134,24 +139,16 @@ def describe(
 
     decided: state and reason of those that are known only after the model is built.
     """
-    training = settings.training
     pinned = settings.data.pin_memory and distributed.device.type == "cuda"
     matmuls = f"also in cuDNN; float32 matmul precision is {torch.get_float32_matmul_precision()}"
     rows: dict[str, tuple[object, str]] = {
         **decided,
         "TF32 in matmuls": (torch.backends.cuda.matmul.allow_tf32, matmuls),
         "cuDNN benchmark": (torch.backends.cudnn.benchmark, "training.cudnn_benchmark"),
-        "activation checkpointing": (
-            training.gradient_checkpointing,
-            "training.gradient_checkpointing",
-        ),
-        "accumulation": (
-            training.gradient_accumulation_steps,
-            "training.gradient_accumulation_steps",
-        ),
         "pinned memory": (pinned, "data.pin_memory, with CUDA only"),
-        "deterministic": (settings.reproducibility.deterministic, "reproducibility.deterministic"),
     }
+    for name, key in SETTINGS.items():
+        rows[name] = (settings.value(key), key)
     described = []
     for name, (state, why) in rows.items():
         if isinstance(state, bool):

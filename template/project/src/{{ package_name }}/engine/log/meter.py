@@ -27,7 +27,7 @@ Values = list[tuple[str, int, Tensor]]
 
 
 class Meter:
-    """Measures the steps between two records. Every rank calls `read`, `check` and `state_dict`.
+    """Measures the steps between two records. Every rank calls `read` and `check`.
 
     skips: a step whose gradient is not finite is skipped, as loss scaling does, and is no error.
     """
@@ -136,27 +136,18 @@ class Meter:
     # --- in checkpoints
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the values of all ranks that the next record will average (host sync)."""
+        """Return this rank's values that the next record will average (host sync)."""
         values = {}
         for name, pairs in self._values.items():
             if pairs:
                 values[name] = torch.stack([torch.stack(pair) for pair in pairs]).tolist()
-        norms = []
-        if self._norms:
-            norms = torch.stack(self._norms).tolist()
-        return {"ranks": self.distributed.gather_objects(values), "norms": norms}
+        norms = torch.stack(self._norms).tolist() if self._norms else []
+        return {"values": values, "norms": norms}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the values. If the number of ranks has changed, rank 0 takes all of them."""
+        """Add the values of a rank to the next record."""
         device = self.distributed.device
         self._norms = list(torch.tensor(state["norms"], device=device))
-        ranks = state["ranks"]
-        if len(ranks) == self.distributed.world:
-            ranks = [ranks[self.distributed.rank]]
-        elif not self.distributed.is_main:
-            ranks = []
-        for values in ranks:
-            for name, rows in values.items():
-                tensor = torch.tensor(rows, device=device).view(-1, 2)
-                pairs = [(value, weight) for value, weight in tensor]
-                self._values.setdefault(name, []).extend(pairs)
+        for name, rows in state["values"].items():
+            pairs = [(value, weight) for value, weight in torch.tensor(rows, device=device)]
+            self._values.setdefault(name, []).extend(pairs)

@@ -40,8 +40,8 @@ class RunLog:
         self._bar: tqdm | None = None
         self._alerted: set[str] = set()
 
-    def start(self, progress: Progress, num_steps: int) -> str:
-        """Open the files and the tracker for a run of `num_steps`; return where its records are.
+    def start(self, progress: Progress, num_steps: int) -> None:
+        """Open the files and the tracker for a run of `num_steps`.
 
         Later records than `progress` are dropped, because a resumed run writes them again: those
         after its step, and those of evaluations after the one that it knows.
@@ -50,7 +50,7 @@ class RunLog:
         self.step = step
         self.num_steps = num_steps
         if not self.is_main:
-            return ""
+            return
         path = self.folder / "metrics.jsonl"
         records = []
         for record in read_rows(path):
@@ -64,7 +64,9 @@ class RunLog:
             show_bar = sys.stderr.isatty()
         if show_bar:
             self._bar = tqdm(total=num_steps, initial=step, unit="step", dynamic_ncols=True)
-        return self.tracker.open(step) if self.tracker else ""
+        address = self.tracker.open(step) if self.tracker else ""
+        if address:
+            self.line(f"tracked in {address}")
 
     # --- lines
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import Any
 
 import torch
@@ -69,6 +69,30 @@ def predictions(
         yield batch, predicted
 
 
+def first_predictions(
+    project: Any,
+    loader: Any,
+    names: Iterable[str] | None = None,
+    num_batches: int | None = None,
+    answer: Callable[[Batch], Batch] | None = None,
+) -> tuple[Batch, Batch]:
+    """Return samples of a loader and their predictions, on the CPU and without padding.
+
+    names: of the values of a batch that are returned, by default all of them. num_batches: by
+    default all. answer: see `predictions`.
+    """
+    batches = []
+    answers = []
+    pairs = islice(predictions(project, loader, answer), num_batches)
+    total = num_batches or len(loader)
+    for batch, predicted in tqdm(pairs, "predicting", total, leave=False, disable=None):
+        present = batch["present"]
+        kept = {name: batch[name] for name in names or batch if name in batch}
+        batches.append(present_rows(kept, present))
+        answers.append(present_rows(predicted, present))
+    return joined(batches), joined(answers)
+
+
 def present_rows(values: Batch, present: Tensor) -> Batch:
     """Return the rows that are not padding, on the CPU. values: may have only the first rows."""
     return {name: rows[present[: len(rows)]].cpu() for name, rows in values.items()}
@@ -77,9 +101,3 @@ def present_rows(values: Batch, present: Tensor) -> Batch:
 def joined(batches: list[Batch]) -> Batch:
     """Concatenate several batches into one."""
     return {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
-
-
-def timed(function: Callable[[], Any]) -> tuple[Any, float]:
-    """Return the result of a call and its seconds. The call itself must wait for the device."""
-    start = time.perf_counter()
-    return function(), time.perf_counter() - start

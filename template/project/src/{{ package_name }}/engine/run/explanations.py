@@ -137,13 +137,6 @@ def out_of_memory(
     return UserError(what, where, "try, in this order: " + "; ".join(steps))
 
 
-def failure(error: Exception, settings: Settings) -> str:
-    """Describe an error in one line."""
-    explained = explain(error, settings) or error
-    line = str(explained).partition("\n")[0]
-    return line if isinstance(explained, UserError) else f"{type(error).__name__}: {line}"
-
-
 def advice(settings: Settings, precision: str) -> str:
     """Return what to change in this run, best first. precision: the one in use, never `auto`."""
     remedies = [f"lower optimizer.learning_rate ({settings.optimizer.learning_rate:g})"]

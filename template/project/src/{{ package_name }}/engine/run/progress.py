@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ..compute.distributed import Distributed
     from ..data.order import Order
     from ..interfaces import Hook
+    from ..log.meter import Meter
 
 
 @dataclass
@@ -52,7 +53,7 @@ class Progress:
 
 @dataclass
 class RankStates:
-    """Random state and carried state of every rank, as one part of a checkpoint.
+    """Random state, unread metrics and carried state of every rank, as one part of a checkpoint.
 
     Another number of processes can resume a run if a step keeps its number of samples. Then the
     same samples follow and carried states find their lanes, but random numbers are different.
@@ -60,13 +61,14 @@ class RankStates:
 
     distributed: Distributed
     progress: Progress
+    meter: Meter
     recurrent: Any  # what the model carries through time, or None
     order: Order
     steps_per_epoch: int
 
     def state_dict(self) -> dict[str, Any]:
         """Gather the states of all ranks; call it on every rank."""
-        mine = {"random": random_state()}
+        mine = {"random": random_state(), "meter": self.meter.state_dict()}
         if self.recurrent is not None:
             mine["carry"] = self.recurrent.state_dict()
         ranks = self.distributed.gather_objects(mine)
@@ -89,9 +91,14 @@ class RankStates:
             remedy = f"make data.batch_size × {self.distributed.world} processes equal {size}"
             raise UserError(what, "--resume", remedy)
         if len(ranks) == self.distributed.world:
-            set_random_state(ranks[self.distributed.rank]["random"])
+            ranks = [ranks[self.distributed.rank]]
+            set_random_state(ranks[0]["random"])
         else:
             seed_everything((torch.initial_seed() + self.progress.step) % 2**32)
+            if not self.distributed.is_main:  # rank 0 takes the metrics of all
+                ranks = []
+        for saved in ranks:
+            self.meter.load_state_dict(saved["meter"])
 
 
 class Hooks:

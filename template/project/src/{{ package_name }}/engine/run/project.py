@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from ..compute.distributed import Distributed
     from ..compute.precision import Precision
     from ..data.loader import Loader
+    from ..data.order import Order
     from ..data.store import Store
     from ..settings.config import Settings
 
@@ -68,52 +68,27 @@ class Project:
         order = make_order(samples, self.settings, rank, world, train, fraction)
         return self.loader_class(samples, self.store, self.settings, order, self.device)
 
-    def finish(self, metrics: dict[str, float], split: str) -> dict[str, float]:
-        """Add the metrics that are no sums over samples, such as `r2`."""
-        if hasattr(self.dataset, "finish"):
-            metrics = dict(self.dataset.finish(metrics, self.store, split))
-        return metrics
+    def ask_dataset(self, name: str, default: Any, *arguments: Any) -> Any:
+        """Call a function that dataset.py may define; return `default` if it does not."""
+        function = getattr(self.dataset, name, None)
+        return default if function is None else function(*arguments)
 
-    def baselines(self, split: str) -> dict[str, dict[str, float]]:
-        """Return metrics without a model by name; none if `dataset.py` does not define them."""
-        if not hasattr(self.dataset, "baselines"):
-            return {}
-        return dict(self.dataset.baselines(self.store, self.settings, split))
+    def optimization_lines(self) -> list[str]:
+        """Return a line for each optimization: its state, and why."""
+        rows = self.optimizations
+        return [f"  {row['name']:<26}{row['state']:<13} {row['why']}" for row in rows]
 
-    def scores(self, loader: Loader) -> dict[str, float]:
-        """Return the metrics that need all predictions of a split. Call it on every rank."""
-        if not hasattr(self.dataset, "scores"):
-            return {}
-        self.model.eval()
-        return dict(self.dataset.scores(self, loader))
-
-    def baseline_loss(self, split: str) -> float:
-        """Return the loss of a split without a model; inf if `dataset.py` does not define it."""
-        if hasattr(self.dataset, "baseline_loss"):
-            return float(self.dataset.baseline_loss(self.store, split))
-        return math.inf
-
-    def startup_notes(self, loader: Loader, validation: Loader | None) -> list[str]:
+    def startup_notes(self, order: Order) -> list[str]:
         """Return notes on a training that the user should read, though nothing is wrong."""
         notes = []
-        order = loader.order
         source = self.store.source
         if source.get("kind") == SYNTHETIC:
             what = source.get("text", "synthetic data")
             notes.append(f"{what} in {self.store.folder}; `prepare` reads your own data")
         samples = order.batch_size_all_ranks
-        asked = self.settings.data.batch_size
         if samples > order.count:
             note = f"a batch of {samples:,} samples, but the training split has {order.count:,}"
             notes.append(f"{note}: the other rows are padding")
-            if order.batch_size < asked:
-                notes[-1] += f"; data.batch_size {asked:,} was reduced"
-        if validation is not None and validation.order.count < validation.order.length:
-            count = validation.order.count
-            length = validation.order.length
-            measured = f"{count:,} of {length:,} samples, the same ones each time"
-            note = f"validation on {count / length:.1%} of the split"
-            notes.append(f"{note}: {measured}; `evaluate` uses all of them")
         return notes
 
 

@@ -24,7 +24,7 @@ from ..log.tracker import Tracker
 from ..signals import Signals
 from .checkpoint import Checkpoint, NotWritten
 from .dry_run import dry_run
-from .evaluation import evaluate, timed
+from .evaluation import evaluate
 from .progress import Hooks, Progress, RankStates
 from .weights import load_initial, names_not_finite
 
@@ -33,12 +33,6 @@ if TYPE_CHECKING:
 
 FIRST_STEPS = (1, 2, 5, 10, 20)  # logged, too, so that a new run soon shows something
 FAILED = 255  # the ranks agree on it after one of them called `fail`; no signal has this number
-# The settings that decide what a resumed run must not change.
-DECIDED_BY = {
-    "data": "data.path",
-    "samples a step": "data.batch_size × training.gradient_accumulation_steps × processes",
-    "schedule": "schedule.name, training.max_steps or training.epochs",
-}
 
 
 @dataclass
@@ -90,6 +84,7 @@ class Run:
         skips = project.precision.scaler.is_enabled()
         self.meter = Meter(project.distributed, self.loader, skips)
         self.checkpoint = self._make_checkpoint()
+        self.closing.callback(self.checkpoint.close)
 
     def _open(self, split: str, **options: Any) -> Any:
         loader = self.project.loader(split, **options)
@@ -101,9 +96,13 @@ class Run:
 
     def _make_checkpoint(self) -> Checkpoint:
         project = self.project
-        recurrent = getattr(project.model, "recurrent", None)
         ranks = RankStates(
-            project.distributed, self.progress, recurrent, self.loader.order, self.steps_per_epoch
+            project.distributed,
+            self.progress,
+            self.meter,
+            getattr(project.model, "recurrent", None),
+            self.loader.order,
+            self.steps_per_epoch,
         )
         return Checkpoint(
             self.folder / "checkpoints",
@@ -115,14 +114,12 @@ class Run:
                 "samples a step": self.global_batch_size,
                 "schedule": f"{self.settings.schedule.name} over {self.num_steps} steps",
             },
-            settings=DECIDED_BY,
             # They are restored in this order, the model last: `ranks` needs the progress.
             model=project.model,
             optimizer=project.optimizer,
             precision=project.precision,
             progress=self.progress,
             hooks=self.hooks,
-            rows=self.meter,
             ranks=ranks,
         )
 
@@ -139,9 +136,7 @@ class Run:
         # A mask in a buffer may be -inf from the start.
         self.not_finite = names_not_finite(self.project.model)
         self.first_step = self.step + 1
-        address = distributed.on_all_ranks(lambda: self.log.start(self.progress, self.num_steps))
-        if address:
-            self.log.line(f"tracked in {address}")
+        distributed.on_all_ranks(lambda: self.log.start(self.progress, self.num_steps))
         self.meter.restart(self.step)
         self.closing.callback(self.call_hooks, "close")
 
@@ -149,23 +144,17 @@ class Run:
         """Run one batch forward and backward, so that errors and a lack of memory show early."""
         distributed = self.project.distributed
         distributed.on_all_ranks(lambda: self.call_hooks("before_first_batch"))
-        validation = None if self.trial else self.validation
-        total_weight = distributed.on_all_ranks(
-            lambda: dry_run(self.project, self.loader, validation)
-        )
+        total_weight = distributed.on_all_ranks(lambda: dry_run(self.project, self.loader))
         self.project.precision.calibrate(max(distributed.gather_objects(total_weight)))
 
     def _load(self, resumed: bool) -> None:
-        restored_step = None
-        if resumed:
-            restored_step = self.checkpoint.load()
-        for name in self.checkpoint.skipped:
-            self.notes.append(f"skipped a damaged checkpoint: {name}, renamed to .damaged")
-        if restored_step is not None:
-            self.saved_step = restored_step
+        is_restored = resumed and self.checkpoint.load()
+        if is_restored:
+            self.saved_step = self.step
         elif resumed:
             self.notes.append("the run has no checkpoint: it starts again at step 0")
-        self.notes += load_initial(self.project, restored_step is not None)
+        if self.settings.training.init_from and not is_restored:
+            self.notes.append(load_initial(self.project))
 
     # --- the position
 
@@ -322,31 +311,11 @@ class Run:
 
     def evaluate(self) -> None:
         """Evaluate the validation split; save the best. After a signal, `--resume` repeats it."""
-        metrics, seconds = timed(self.measure)
-        if metrics is None:
-            return
-
-        is_best = self.progress.judge(metrics["loss"])
-        metrics = self.project.finish(metrics, "validation")
-        record = {"step": self.step, "split": "validation", **metrics}
-        record["samples_per_second"] = self.validation.order.count / self.evaluation_seconds
-        record |= {"seconds": seconds, "time": time.time()}
-        self.log.evaluation(record, metrics, mark="  best so far" if is_best else "")
-        self.meter.exclude(seconds)
-        if self.stops_early:
-            count = self.progress.without_gain
-            self.log.line(f"early stop: {count} evaluations without a better loss")
-        # A checkpoint of this step exists if a resume repeats an evaluation; it lacks the result.
-        if is_best or self.saved_step == self.step:
-            self.save()
-
-    def measure(self) -> dict[str, float] | None:
-        """Return the validation metrics and what hooks add to them; None if a signal came."""
         project = self.project
+        start_time = time.perf_counter()
         with contextlib.ExitStack() as stack:
             for context in self.call_hooks("evaluating"):
                 stack.enter_context(context)
-            start_time = time.perf_counter()
             metrics = evaluate(
                 project.wrapped,
                 self.validation,
@@ -354,10 +323,29 @@ class Run:
                 project.distributed,
                 stop=self.agree,
             )
-            self.evaluation_seconds = time.perf_counter() - start_time  # without those of hooks
-        if metrics is not None:
-            self.call_hooks("after_evaluation", metrics)
-        return metrics
+        if metrics is None:
+            return
+        seconds = time.perf_counter() - start_time
+        self.call_hooks("after_evaluation", metrics)
+
+        is_best = self.progress.judge(metrics["loss"])
+        metrics = project.ask_dataset("finish", metrics, metrics, project.store, "validation")
+        record = {
+            "step": self.step,
+            "split": "validation",
+            **metrics,
+            "samples_per_second": self.validation.order.count / seconds,
+            "seconds": seconds,
+            "time": time.time(),
+        }
+        self.log.evaluation(record, metrics, mark="  best so far" if is_best else "")
+        self.meter.exclude(time.perf_counter() - start_time)
+        if self.stops_early:
+            count = self.progress.without_gain
+            self.log.line(f"early stop: {count} evaluations without a better loss")
+        # A checkpoint of this step exists if a resume repeats an evaluation; it lacks the result.
+        if is_best or self.saved_step == self.step:
+            self.save()
 
     # --- checkpoints
 
@@ -371,18 +359,20 @@ class Run:
         """Save, unless something is not finite. `NotWritten` is an error at the last step only."""
         self.meter.check()
         self.project.distributed.on_all_ranks(self._check_state)
-        step = self.step
+        start_time = time.perf_counter()
         try:
-            _, seconds = timed(lambda: self.checkpoint.save(step, step == self.progress.best_step))
+            is_best = self.step == self.progress.best_step
+            self.checkpoint.save(self.step, is_best, wait=self.should_stop)
         except NotWritten as error:
             if self.should_stop:
                 raise
             self.log.line(f"note: {error}; training continues, the next checkpoint tries again")
             return
 
-        self.saved_step = step
+        self.saved_step = self.step
+        seconds = time.perf_counter() - start_time
         self.meter.exclude(seconds)
-        self.log.event(step, "checkpoint", seconds=seconds)
+        self.log.event(self.step, "checkpoint", seconds=seconds)
 
     def _check_state(self) -> None:
         """Raise `UserError` if a weight or a buffer is not finite any more (host sync)."""

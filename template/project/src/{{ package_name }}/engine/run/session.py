@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import shutil
 import signal
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -37,7 +37,7 @@ class Session:
     limit: int = 0  # stop this call after that step, whatever the length of the run
     resumed: bool = False
     trial: bool = False  # metrics only: no evaluation, no checkpoint, no report
-    changed: dict[str, object] = field(default_factory=dict)  # previous values on resume
+    changes: Sequence[str] = ()  # what a resume has changed, for notes
 
     def __post_init__(self) -> None:
         self.is_main = self.distributed.is_main
@@ -86,7 +86,7 @@ class Session:
 
     def _introduce(self, run: Run) -> None:
         """Print what is trained and how; write it to the run's folder."""
-        notes = [*run.notes, *run.project.startup_notes(run.loader, run.validation)]
+        notes = [*run.notes, *run.project.startup_notes(run.loader.order)]
         if self.resumed:
             run.log.line(f"resumed at step {run.step} of {run.num_steps}")
             run.log.event(run.step, "resumed")
@@ -94,15 +94,15 @@ class Session:
         run.project.optimizations.append(run.loader.order.describe())
         num_parameters = sum(weight.numel() for weight in run.project.model.parameters())
         run.log.line(f"{self.folder}: {device_line(run.project.device)}")
-        for entry in run.project.optimizations:
-            run.log.line(f"  {entry['name']:<26}{entry['state']:<13} {entry['why']}")
+        for line in run.project.optimization_lines():
+            run.log.line(line)
         steps = f"{run.num_steps:,} steps of {run.global_batch_size:,} samples"
         run.log.line(f"  {num_parameters:,} parameters, {steps}")
         for note in notes:
             run.log.line(f"note: {note}")
         if not self.is_main:
             return
-        if self.changed:
+        if self.changes:
             write_text(self.folder / CONFIG, self.settings.to_yaml())
         write_environment(
             self.folder,
@@ -117,17 +117,13 @@ class Session:
 
     def _changes(self, run: Run) -> list[str]:
         """Return a note on each value that is not the one with which the run began."""
-        notes = []
-        for key, before in self.changed.items():
-            after = self.settings.value(key)
-            notes.append(f"from step {run.step} on {key} is {after}; it was {before}")
-        # On another card, `auto` may be another precision.
+        changes = list(self.changes)
+        rows = read_json(self.folder / "env.json").get("optimizations", [])
+        before = {row["name"]: row["state"] for row in rows}.get("precision")
         precision = run.project.precision.name
-        for entry in read_json(self.folder / "env.json").get("optimizations", []):
-            if entry["name"] == "precision" and entry["state"] != precision:
-                what = f"from step {run.step} on the precision is {precision}"
-                notes.append(f"{what}; it was {entry['state']}")
-        return notes
+        if before not in (None, precision):  # `auto` on another card
+            changes.append(f"the precision is {precision}; it was {before}")
+        return [f"from step {run.step} on {change}" for change in changes]
 
     # --- the outcome
 

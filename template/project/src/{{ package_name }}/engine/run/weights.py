@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -27,8 +26,6 @@ BEST_OF_SCRIPT = "best_step"  # the name of that step in a script's checkpoint
 SHOWN = 3  # tensors named in a note
 
 Tensors = dict[str, Tensor]
-Weights = tuple[Path, Tensors, list[str]]
-"""Where the weights are, the tensors, and the names of damaged checkpoints."""
 
 
 def freeze(model: nn.Module, patterns: Sequence[str]) -> tuple[str, str]:
@@ -56,49 +53,35 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> tuple[str, str]:
 
 
 def names_not_finite(model: nn.Module) -> set[str]:
-    """Return the names of the weights and buffers that have nan or inf (one host sync)."""
-    tensors = {
-        name: own(tensor)
-        for name, tensor in model.state_dict().items()
-        if tensor.is_floating_point()
-    }
-    if not tensors:
-        return set()
-    finite = torch.stack([tensor.isfinite().all() for tensor in tensors.values()]).tolist()
-    return {name for name, is_finite in zip(tensors, finite, strict=True) if not is_finite}
+    """Return the names of the weights and buffers that have nan or inf (host sync)."""
+    tensors = _floats(model.state_dict())
+    return {name for name, tensor in tensors.items() if not own(tensor).isfinite().all()}
 
 
-def load_initial(project: Project, restored: bool) -> list[str]:
-    """Load the weights of `training.init_from` into a new run's model; return notes for the user.
+def load_initial(project: Project) -> str:
+    """Load the weights of `training.init_from` into a new run's model; return a note on them.
 
     Weights and buffers whose name and shape fit are loaded. Tensors of integers, such as the codes
-    of categories, are not: they follow from the data. restored: the run has loaded its own
-    checkpoint, which takes precedence.
+    of categories, are not: they follow from the data.
     """
-    place = project.settings.training.init_from
-    if restored or not place:
-        return []
-    path, tensors, skipped = read_weights(place, project)
+    path, tensors = read_weights(project.settings.training.init_from, project)
     target = _floats(project.model.state_dict(keep_vars=True))
     source = _floats(_renamed(tensors, target, getattr(project.model, "script_names", {})))
-    fitting = [name for name in target if name in source and fits(source[name], target[name])]
-    for name in fitting:
-        fill(target[name], source[name])
+    fitting = []
+    for name, tensor in source.items():
+        if name in target and target[name].shape == tensor.shape:
+            fill(target[name], tensor)
+            fitting.append(name)
 
     filled = {id(target[name]) for name in fitting}  # a tied weight has two names
-    left = sorted(source.keys() - fitting)
-    weights = {name: tensor for name, tensor in target.items() if isinstance(tensor, nn.Parameter)}
-    new = [name for name, weight in weights.items() if id(weight) not in filled]
+    weights = [name for name, tensor in target.items() if isinstance(tensor, nn.Parameter)]
+    new = [name for name in weights if id(target[name]) not in filled]
+    unused = listed(source, sorted(source.keys() - fitting))
     if len(new) == len(weights):
-        remedy = f"it has {listed(source, left)}; the model has {listed(target, new)}"
+        remedy = f"it has {unused}; the model has {listed(target, new)}"
         raise UserError("no weight fits this model", f"{INIT_FROM} {path}", remedy)
-    notes = [f"skipped a damaged checkpoint: {name}" for name in skipped]
     counts = f"{len(fitting)} tensors fit; new: {listed(target, new)}"
-    return [*notes, f"weights of {path}: {counts}; unused: {listed(source, left)}"]
-
-
-def fits(source: Tensor, target: Tensor) -> bool:
-    return source.shape == target.shape
+    return f"weights of {path}: {counts}; unused: {unused}"
 
 
 def _floats(tensors: Tensors) -> Tensors:
@@ -126,12 +109,12 @@ def listed(tensors: Tensors, names: list[str]) -> str:
 # --- where weights are
 
 
-def read_weights(place: str, project: Project) -> Weights:
+def read_weights(place: str, project: Project) -> tuple[Path, Tensors]:
     """Read the weights of a run or a checkpoint, or those in a file or folder of safetensors.
 
     In a run, they are in the best checkpoint that is intact, or else in the newest one. Runs and
     checkpoints of `layout: script` can be read, too. Any other file that `torch.save` wrote is read
-    as it is.
+    as it is. Returns where they are, and the tensors.
     """
     path = RUNS / place if os.path.isdir(RUNS / place) else Path(place)
     if (path / CHECKPOINTS).is_dir():
@@ -145,12 +128,8 @@ def read_weights(place: str, project: Project) -> Weights:
         raise UserError("there are no weights", f"{INIT_FROM} {place}", remedy)
     tensors: Tensors = {}
     for file in files:
-        content = _read_file(file)
-        if content.keys() & tensors.keys():
-            what = "two files have a tensor of the same name"
-            raise UserError(what, f"{INIT_FROM} {path}", "give the path of one file")
-        tensors |= content
-    return path, tensors, []
+        tensors |= _read_file(file)
+    return path, tensors
 
 
 def _read_file(path: Path) -> Tensors:
@@ -163,19 +142,15 @@ def _read_file(path: Path) -> Tensors:
         raise UserError(what, str(path), "copy the file again") from error
 
 
-def _read_checkpoint(folder: Path, which: str, project: Project) -> Weights:
+def _read_checkpoint(folder: Path, which: str, project: Project) -> tuple[Path, Tensors]:
     checkpoint = Checkpoint(folder, project.distributed)
     state = checkpoint.find(which)
-    if not state:
-        where = f"{INIT_FROM} {folder.parent}"
-        raise UserError("the run has no checkpoint yet", where, "name another run")
     if which == "best" and BEST_OF_SCRIPT in state:  # a script does not mark names
         for path in folder.glob(f"{step_name(state[BEST_OF_SCRIPT])}-*.pt"):
             if checkpoint.is_intact(path):
                 state = {**checkpoint.read(path), "path": path}
     path = state["path"]
-    weights = checkpoint.complete({"model": state["model"]}, path)
-    return path, _weights_in(weights, path), checkpoint.skipped
+    return path, _weights_in(checkpoint.complete({"model": state["model"]}, path), path)
 
 
 def _weights_in(content: Any, path: Path) -> Tensors:

@@ -11,12 +11,8 @@ CGROUPS = Path("/sys/fs/cgroup")
 
 def free_host_memory() -> int:
     """Return the free bytes; the processes of a run divide them equally."""
-    return min([_available(), *_left_in_groups()]) // local_processes()
-
-
-def local_processes() -> int:
-    """Return how many processes of this run are on this host."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE") or 1)  # torchrun sets it
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)  # torchrun sets it
+    return min([_available(), *_left_in_groups()]) // processes
 
 
 def _available() -> int:
