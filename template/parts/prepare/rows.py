@@ -70,7 +70,7 @@ def describe(table: Table, train: np.ndarray) -> tuple[Facts, Lines]:
 
     features = _scales(table.names, scaler)
     lines = scaler.columns(table.names)
-    categories = {}
+    categories: dict[str, Facts] = {}
     for name, count in counts.items():
         categories[name] = {"name": name, "values": _known(table.levels[name], count)}
         num_known = (count[1:] > 0).sum()

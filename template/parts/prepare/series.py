@@ -70,10 +70,8 @@ def read_series(
         values = np.stack([block.numbers(name, remedy) for name in names], 1)
         is_empty = np.isnan(values)
         if is_empty.any():
-            if fill:
-                values = fill_gaps(values, last_values)
-                num_empty += int(is_empty.sum())
-            check_gaps(block, names, values, fill)
+            num_empty += int(is_empty.sum())
+            values = fill_gaps(block, names, values, last_values if fill else None)
         times = read_times(block, time, last_time)
         stored = values.astype(np.float32)
         writer.append(arrays[0], stored)
@@ -90,18 +88,18 @@ def read_series(
         print(f"note: float32 rounds column '{names[place]}' {what}: subtract a constant first")
     values = writer.appended(arrays[0])
     times = writer.appended(arrays[1])
+    note_row_numbers(names, values)
+    writer.source = {"file": source.path.name, "rows": len(times), **source.written}
+    writer.source |= {"time_column": time, "fill": fill}
+    return Series(names, times, values, find_step(times))
+
+
+def note_row_numbers(names: list[str], values: np.ndarray) -> None:
+    """Print a note for each column of values (N, C) that counts the rows."""
     for name, column in zip(names, values.T, strict=True):
         if len(column) > 1 and all((np.diff(part) == 1).all() for part in blocks_of(column)):
             remedy = f"--drop '{name}' leaves it out"
             print(f"note: column '{name}' counts the rows, and is an input: {remedy}")
-    writer.source = {
-        "file": source.path.name,
-        "time_column": time,
-        "rows": len(times),
-        "fill": fill,
-        **source.written,
-    }
-    return Series(names, times, values, find_step(times))
 
 
 def choose_columns(
@@ -130,28 +128,26 @@ def choose_columns(
     return time, names
 
 
-def fill_gaps(values: np.ndarray, last: np.ndarray) -> np.ndarray:
+def fill_gaps(
+    block: Block, names: list[str], values: np.ndarray, last: np.ndarray | None
+) -> np.ndarray:
     """Replace each NaN in values (rows, C) by the last known value, never by a later one.
 
-    last: the values (C,) before the first row.
+    last: the values (C,) before the first row; None fills no cell. Raises `UserError` for the first
+    cell that is still empty.
     """
-    padded = np.concatenate([last[None], values])
-    rows = np.arange(len(padded))[:, None]
-    known_rows = np.where(np.isnan(padded), 0, rows)
-    last_known = np.maximum.accumulate(known_rows)
-    return np.take_along_axis(padded, last_known, 0)[1:]
-
-
-def check_gaps(block: Block, names: list[str], values: np.ndarray, fill: str | None) -> None:
-    """Raise `UserError` for the first cell that is still empty."""
-    rows, columns = np.nonzero(np.isnan(values))
-    if len(rows):
-        what = "an empty cell"
-        remedy = "fill it in, or run `prepare` with --fill last to use the last known value"
-        if fill:
-            what = "an empty cell has no earlier value to fill it with"
-            remedy = "fill it in, or start the file at a later row"
-        raise block.error(what, int(rows[0]), names[columns[0]], remedy)
+    what = "an empty cell"
+    remedy = "fill it in, or run `prepare` with --fill last to use the last known value"
+    if last is not None:
+        padded = np.concatenate([last[None], values])
+        rows = np.arange(len(padded))[:, None]
+        last_known = np.maximum.accumulate(np.where(np.isnan(padded), 0, rows))
+        values = np.take_along_axis(padded, last_known, 0)[1:]
+        what = "an empty cell has no earlier value to fill it with"
+        remedy = "fill it in, or start the file at a later row"
+    for row, column in np.argwhere(np.isnan(values))[:1].tolist():
+        raise block.error(what, row, names[column], remedy)
+    return values
 
 
 def read_times(block: Block, column: str, last: np.ndarray) -> np.ndarray:

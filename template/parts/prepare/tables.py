@@ -26,7 +26,16 @@ from ..engine.errors import UserError
 from ..engine.runs import check_input
 from ..engine.settings.sources import near
 from .scaling import BLOCK_ROWS
-from .times import ISO, MEANINGS, are_times, choose_format, guess_unit, to_seconds
+from .times import (
+    FIRST_CELLS,
+    ISO,
+    LIKE_TIME,
+    MEANINGS,
+    best_formats,
+    choose_format,
+    guess_unit,
+    to_seconds,
+)
 
 BLOCK_CELLS = 4 << 20  # a limit, so that blocks of wide tables have fewer rows
 FLOAT32_MAX = 3.4e38
@@ -34,8 +43,6 @@ TEXT = np.finfo(np.float64).min  # marks a cell that is not a number
 STRING = pa.string()
 FLOAT = pa.float64()
 KEPT = re.compile("u?int|date|timestamp")  # types that need no conversion
-PARQUET = {".parquet", ".pq"}
-ARROW = {".feather", ".arrow"}
 # Other files of a folder are ignored.
 TABLE = re.compile(
     r"[^.].*\.(csv|tsv|parquet|pq|feather|arrow)(\.(gz|bz2|lz4|zst))?", re.IGNORECASE
@@ -85,9 +92,8 @@ class Source:
         self.missing = {*missing, *self.style["missing"]}
         self.starts: list[tuple[int, Path]] = []  # the first row of each file that was read
         self.time_format = flags.get("time_format")
-        self.time_formats: dict[str, str] = {}  # by column
-        if not self.time_format:
-            self.time_formats |= known.get("time_formats", {})
+        by_column = {} if self.time_format else known.get("time_formats", {})
+        self.time_formats: dict[str, str] = dict(by_column)
 
     @property
     def written(self) -> dict[str, Any]:
@@ -132,8 +138,9 @@ class Source:
         bar = tqdm(desc="reading", unit=" rows", unit_scale=True, leave=False, disable=None)
         for path in files:
             self.starts.append((num_rows, path))
+            read = READERS.get(path.suffix.lower(), self._csv_batches)
             try:
-                for batch in self._batches(path):
+                for batch in read(path):
                     names = [name.strip() for name in batch.schema.names]
                     check_names(names, path)
                     yield path, pa.Table.from_arrays([*map(plain, batch.columns)], names)
@@ -142,15 +149,6 @@ class Source:
             except UNREADABLE as error:
                 raise self._explain(error, path) from error
         bar.close()
-
-    def _batches(self, path: Path) -> Iterator[pa.RecordBatch]:
-        ending = path.suffix.lower()
-        if ending in PARQUET:
-            return parquet_batches(path)
-        if ending in ARROW:
-            reader = ipc.open_file(pa.OSFile(str(path)))
-            return map(reader.get_batch, range(reader.num_record_batches))
-        return self._csv_batches(path)
 
     def _csv_batches(self, path: Path) -> Iterator[pa.RecordBatch]:
         """Yield batches of a CSV file, with every cell as a text."""
@@ -186,7 +184,11 @@ class Source:
             raise UserError(what, str(path), remedy)
 
         expected = self.style
-        delimiter = self.flags.get("delimiter") or guess_delimiter(text, expected["delimiter"])
+        delimiter = self.flags.get("delimiter")
+        if not delimiter:
+            # The mark that splits the header into the most cells; of equals, first the expected.
+            marks = (expected["delimiter"], *DELIMITERS)
+            delimiter = max(marks, key=lambda mark: len(sample_rows(text, mark)[0]))
         decimal = self.flags.get("decimal") or guess_decimal(text, delimiter, expected["decimal"])
         self.style = {**expected, "delimiter": delimiter, "decimal": decimal}
         if self.style != expected:
@@ -219,18 +221,9 @@ class Source:
 
 
 def sample_rows(text: str, delimiter: str) -> list[list[str]]:
+    """Return the cells of the first rows, which begin with the header."""
     lines = io.StringIO(text.lstrip(), "")
-    return list(islice(csv.reader(lines, delimiter=delimiter), SAMPLE_ROWS))
-
-
-def guess_delimiter(text: str, expected: str) -> str:
-    """Return the mark that splits the header into the most cells; of equals, first `expected`."""
-
-    def count_cells(mark: str) -> int:
-        header = sample_rows(text, mark)[:1]
-        return len(header[0]) if header else 0
-
-    return max((expected, *DELIMITERS), key=count_cells)
+    return list(islice(csv.reader(lines, delimiter=delimiter), SAMPLE_ROWS)) or [[]]
 
 
 def guess_decimal(text: str, delimiter: str, expected: str) -> str:
@@ -260,6 +253,20 @@ def parquet_batches(path: Path) -> Iterator[pa.RecordBatch]:
         yield batch
     if num_rows != metadata.num_rows:
         raise pa.ArrowInvalid(f"it has {num_rows:,} rows and claims {metadata.num_rows:,}")
+
+
+def arrow_batches(path: Path) -> Iterator[pa.RecordBatch]:
+    reader = ipc.open_file(pa.OSFile(str(path)))
+    return map(reader.get_batch, range(reader.num_record_batches))
+
+
+# How to read a file, by its ending; all others are CSV files.
+READERS = {
+    ".parquet": parquet_batches,
+    ".pq": parquet_batches,
+    ".feather": arrow_batches,
+    ".arrow": arrow_batches,
+}
 
 
 def check_names(names: list[str], path: Path) -> None:
@@ -361,8 +368,9 @@ class Block(NamedTuple):
             places, texts = encode(self._with_points(self.column(name, missing)))
             values = np.array([*map(number, texts), np.nan])[places]
             is_known = places >= 0
-        if "nan" not in marks:
-            values = np.where(is_known & np.isnan(values), -np.inf, values)
+        is_nan = is_known & np.isnan(values)
+        if is_nan.any() and "nan" not in marks:
+            values = np.where(is_nan, -np.inf, values)
         numbers = [mark for mark in map(number, marks) if mark > TEXT]
         return np.where(np.isin(values, numbers), np.nan, values) if numbers else values
 
@@ -432,7 +440,12 @@ class Block(NamedTuple):
         column = self.column(name)
         if column.type != STRING:
             return pa.types.is_temporal(column.type)
-        return are_times(column.unique().drop_null(), self.source.time_format)
+        cells = column.unique().drop_null()
+        first = cells[:FIRST_CELLS].to_pylist()
+        is_likely = self.source.time_format or any(map(LIKE_TIME.match, first))
+        if not first or first[0].isdecimal() or not is_likely:
+            return False
+        return bool(best_formats(cells, self.source.time_format))
 
 
 def encode(column: pa.ChunkedArray) -> tuple[np.ndarray, list[str]]:
@@ -454,14 +467,9 @@ def marked_number(cells: list[str]) -> tuple[str, str] | None:
 
     Return the first one and how to fix it, if at least half of the cells would then be numbers.
     """
-    marked = []
-    num_numbers = 0
-    for cell in cells:
-        if number(MARKS.sub("", cell)) != TEXT:
-            num_numbers += 1
-            if number(cell) == TEXT:
-                marked.append(cell)
-    if not marked or 2 * num_numbers < len(cells):
+    numbers = [cell for cell in cells if number(MARKS.sub("", cell)) != TEXT]
+    marked = [cell for cell in numbers if number(cell) == TEXT]
+    if not marked or 2 * len(numbers) < len(cells):
         return None
     signs = "".join(MARKS.findall(marked[0])).replace(",", "")
     return marked[0], f"remove '{signs}' from the cells" if signs else COMMAS

@@ -59,15 +59,6 @@ def best_formats(cells: pa.Array, given: str | None) -> dict[str, Any]:
     return {name: seconds for name, seconds in read.items() if seconds.null_count == fewest}
 
 
-def are_times(cells: pa.Array, given: str | None) -> bool:
-    """Whether at least half of a column's distinct cells are times, and not bare numbers."""
-    first = cells[:FIRST_CELLS].to_pylist()
-    if not first or first[0].isdecimal():
-        return False
-    is_likely = given or any(map(LIKE_TIME.match, first))
-    return bool(is_likely and best_formats(cells, given))
-
-
 def choose_format(cells: pa.Array, given: str | None, where: str) -> str:
     """Return the format that reads the most cells, or `ISO` if no format fits.
 
@@ -136,10 +127,11 @@ def seconds_of(cell: str | None, time_format: str) -> int | None:
     if is_whole and (time_format == ISO or time_format in UNITS):
         return int(cell) // UNITS.get(time_format, 1)
     try:
-        if time_format == ISO:
-            time = datetime.fromisoformat(cell)
-        else:
-            time = datetime.strptime(cell, time_format)
+        time = (
+            datetime.fromisoformat(cell)
+            if time_format == ISO
+            else datetime.strptime(cell, time_format)
+        )
     except (ValueError, re.error):  # a format with a part twice is no regular expression
         return None
     if time.tzinfo is None:
