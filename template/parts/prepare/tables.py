@@ -31,6 +31,7 @@ from .times import (
     ISO,
     LIKE_TIME,
     MEANINGS,
+    UNITS,
     best_formats,
     choose_format,
     guess_unit,
@@ -416,6 +417,8 @@ class Block(NamedTuple):
         if is_wrong.any():
             row = int(is_wrong.argmax())
             wanted = time_format or "2024-01-31 16:00:00"
+            if time_format in UNITS:
+                wanted = str(1706716800 * UNITS[time_format])
             remedy = f"write it as '{wanted}', or see --time-format and other flags of `prepare`"
             raise self.error(f"'{column[row]}' is not a time", row, name, remedy)
         return seconds.fill_null(0).to_numpy(), is_known
