@@ -112,7 +112,8 @@ def test_numbers_may_be_names_of_classes(tmp_path):
 
 def test_missing_marks_are_those_of_a_csv_in_texts_of_a_parquet(tmp_path):
     table = columns()
-    table["age"] = ["-999" if row % 9 == 4 else str(cell) for row, cell in enumerate(table["age"])]
+    for row, cell in enumerate(table["age"]):
+        table["age"][row] = ("-999", "-999.0")[row % 2] if row % 9 == 4 else str(cell)
     written(tmp_path, lines(table), "rows.csv")
     pyarrow.parquet.write_table(pa.table(table), tmp_path / "rows.parquet")
     for kind in ("csv", "parquet"):

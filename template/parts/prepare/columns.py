@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,13 +13,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..engine.errors import UserError
-from .formats import SECONDS
-from .rows import Table
-from .tables import TEXT, encode, marked_number, place_of
+from .rows import Facts, Table, describe, telling_columns, write
+from .splits import Lines, borders
+from .tables import TEXT, Block, Source, encode, marked_number, place_of
 
 if TYPE_CHECKING:
     from ..engine.data.store import StoreWriter
-    from .tables import Block
 
 MISSING = ("", "NA")
 NO_TARGET = ("nan", "NaN")  # count as missing in the target column, too
@@ -33,32 +33,96 @@ Kinds = dict[str, Any]
 """What each column holds: `number`, `category`, or a list of time features."""
 
 
-def survey(
-    block: Block,
-    target: str,
-    task: str,
-    categories: list[str],
-    drop: list[str],
-    features: list[str],
-) -> Kinds:
-    """Detect in the first block what each column holds.
+def fill(
+    writer: StoreWriter, source: Source, flags: dict[str, Any], facts: Facts | None = None
+) -> tuple[Table, Lines]:
+    """Read and write a table; return it, and a summary line for each column.
 
-    categories: columns whose numbers are names. drop: columns to leave out. features: time features
-    that replace each column of times.
+    facts: the metadata of the training data, for rows to predict; None computes them from the
+    training rows.
     """
+    blocks = source.blocks()
+    if facts:
+        table = Columns(facts["columns"]).read_table(writer, blocks)
+        write(writer, table, facts, np.arange(len(table)))
+        writer.splits = {"input": [0, len(table)]}
+        lines: Lines = []
+    else:
+        first = next(blocks)
+        reader = Columns(survey(first, flags), flags["target"], flags["max_levels"])
+        blocks = chain([first], blocks)
+        table = reader.read_table(writer, blocks, flags["drop_missing_targets"])
+        lines = split_and_write(writer, table, flags)
+    writer.source = {
+        "file": source.path.name,
+        "files": [(first_row, path.name) for first_row, path in source.starts],
+        "rows": len(table),
+        **source.written,
+    }
+    return table, lines
+
+
+def split_and_write(writer: StoreWriter, table: Table, flags: dict[str, Any]) -> Lines:
+    """Split the rows and write them, with metadata from the training rows."""
+    splits = borders(flags["split"], len(table))
+    order = np.arange(len(table))
+    if not flags["keep_order"]:
+        np.random.default_rng(flags["seed"]).shuffle(order)
+    train = np.zeros(len(table), bool)
+    train[order[: splits["train"][1]]] = True
+
+    facts, lines = describe(table, train)
+    check(table, facts, flags)
+    for name in telling_columns(table, train):
+        what = f"column '{name}' alone predicts the target"
+        print(f"note: {what}: if it is known only with the target, add --drop '{name}'")
+    write(writer, table, facts, order[: splits["test"][1]])
+    writer.splits = splits
+    return lines
+
+
+def check(table: Table, facts: Facts, flags: dict[str, Any]) -> None:
+    """Raise `UserError` for data that cannot be right, and print a note for suspicious columns."""
+    path = flags["input"]
+    if len(facts["target"].get("classes", [])) == 1:
+        where = f"{path}, column '{table.target}'"
+        raise UserError("all training rows have one class", where, "check --target and --split")
+
+    for name, cells in table.levels.items():
+        marked = marked_number(cells)
+        if marked is not None and name not in flags["category"]:
+            cell, remedy = marked
+            remedy += f", or add --category '{name}'"
+            raise UserError(f"'{cell}' is not a number", f"{path}, column '{name}'", remedy)
+        if name != table.target and len(cells) > max(len(table) // 2, 20):
+            print(
+                f"note: column '{name}' has {len(cells):,} different values in {len(table):,} rows:"
+                f" if it is an id, add --drop '{name}'; for times, see --time-format"
+            )
+
+
+# --- what a column holds
+
+
+def survey(block: Block, flags: dict[str, Any]) -> Kinds:
+    """Detect in the first block what each column holds."""
     header = block.table.column_names
-    for name in [target, *categories, *drop]:
+    target = flags["target"]
+    drop = flags["drop"]
+    features = time_features(flags["time_features"])
+    for name in [target, *flags["category"], *drop]:
         place_of(name, header, block.source.path)
-    names = [name for name in header if name not in drop]
-    if target not in names:
+    if target in drop:
         raise UserError("the target cannot be dropped", f"--drop '{target}'", "remove the flag")
-    check_target(block, target, task, target in categories)
+    check_target(block, target, flags["task"], target in flags["category"])
 
     kinds: Kinds = {}
-    for name in names:
+    for name in header:
+        if name in drop:
+            continue
         if name == target:
-            kinds[name] = "number" if task == "regression" else "category"
-        elif name in categories:
+            kinds[name] = "number" if flags["task"] == "regression" else "category"
+        elif name in flags["category"]:
             kinds[name] = "category"
         else:
             kinds[name] = kind_of(block, name, features)
@@ -75,6 +139,15 @@ def survey(
     return kinds
 
 
+def time_features(given: str) -> list[str]:
+    """Return the names in `--time-features`, each of which replaces a column of times."""
+    names = [name.strip() for name in given.split(",") if name.strip()]
+    if not {*TIMES} >= {*names}:
+        what = f"'{given}' is not a time feature"
+        raise UserError(what, "--time-features", f"choose from {','.join(TIMES)}")
+    return list(dict.fromkeys(names))
+
+
 def check_target(block: Block, name: str, task: str, are_names: bool) -> None:
     """Raise `UserError` if the task does not fit the cells. are_names: because of `--category`."""
     if task == "regression":
@@ -83,8 +156,8 @@ def check_target(block: Block, name: str, task: str, are_names: bool) -> None:
             remedy = "remove the flag, or use --task classification"
             raise UserError(what, f"--category '{name}'", remedy)
         return
-    values, is_known = block.parse(name)
-    cells = values[is_known & ~np.isnan(values)]
+    values = block.parse(name)
+    cells = values[np.isfinite(values)]
     numbers = np.unique(cells)
     if are_names or len(numbers) <= FEW or TEXT in numbers:
         return
@@ -97,9 +170,9 @@ def check_target(block: Block, name: str, task: str, are_names: bool) -> None:
 
 def kind_of(block: Block, name: str, features: list[str]) -> Any:
     """Return the kind of a column: numeric if at least half of its known cells are numbers."""
-    values, is_known = block.parse(name)
-    texts = is_known & (values == TEXT)
-    is_text = texts.sum() > MOSTLY * is_known.sum()
+    values = block.parse(name)
+    texts = values == TEXT
+    is_text = texts.sum() > MOSTLY * (~np.isnan(values)).sum()
     may_be_time = texts.any() if features else is_text
     if may_be_time and block.is_time(name):
         return features
@@ -109,6 +182,9 @@ def kind_of(block: Block, name: str, features: list[str]) -> Any:
         what = f"column '{name}' is the number of the row"
         print(f"note: {what}: unless it means something, add --drop '{name}'")
     return "number"
+
+
+# --- reading
 
 
 class Columns:
@@ -148,10 +224,8 @@ class Columns:
                 f"try --category '{name}' or --drop '{name}'"
             )
         levels = {name: list(codes) for name, codes in self.codes.items()}
-        numbers = writer.appended(".numbers")
-        codes = writer.appended(".codes")
-        file_rows = writer.appended(".rows")
-        return Table(self.kinds, numbers, codes, levels, self.target, num_rows, file_rows)
+        arrays = [writer.appended(name) for name in (".numbers", ".codes", ".rows")]
+        return Table(self.kinds, levels, self.target, num_rows, *arrays)
 
     def read(self, block: Block) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return numbers (rows, columns), codes (rows, categories) and has_target (rows,)."""
@@ -161,24 +235,24 @@ class Columns:
         has_target = np.ones(rows, bool)
         for name, kind in self.kinds.items():
             place_of(name, block.table.column_names, block.source.path)
-            cells = block.with_missing(NO_TARGET) if name == self.target else block
+            missing = NO_TARGET if name == self.target else ()
             if kind == "category":
-                codes.append(self._category(cells, name))
+                codes.append(self._category(block, name, missing))
                 is_known = codes[-1] > 0
             elif kind == "number":
-                numbers.append(self._number(cells, name))
+                numbers.append(self._number(block, name, missing))
                 is_known = ~np.isnan(numbers[-1])
             else:
-                numbers += time_features(block, name, kind)
+                numbers += parts_of_times(block, name, kind)
             if name == self.target:
                 has_target = is_known
         # `reshape` keeps the number of rows even if there is no numeric column.
         table = np.array(numbers, np.float32).reshape(-1, rows).T
         return table, np.array(codes, np.int32).reshape(-1, rows).T, has_target
 
-    def _category(self, block: Block, name: str) -> np.ndarray:
+    def _category(self, block: Block, name: str, missing: tuple[str, ...]) -> np.ndarray:
         """Return codes (rows,), 0 for missing cells; number the values that are new."""
-        places, cells = encode(block.column(name))
+        places, cells = encode(block.column(name, missing))
         codes = self.codes[name]
         for cell in cells:
             codes.setdefault(cell, len(codes) + 1)
@@ -191,16 +265,16 @@ class Columns:
             raise UserError(what, f"{block.source.path}, column '{name}'", remedy)
         return np.array([*(codes[cell] for cell in cells), 0], np.int32)[places]
 
-    def _number(self, block: Block, name: str) -> np.ndarray:
-        values = block.numbers(name, TARGET if name == self.target else OTHERWISE)
+    def _number(self, block: Block, name: str, missing: tuple[str, ...]) -> np.ndarray:
+        values = block.numbers(name, TARGET if name == self.target else OTHERWISE, missing)
         large = values[np.abs(values) > EXACT]
         if ((large == large // 1) & (large != np.float32(large))).any():
             self.rounded.add(name)
         return values
 
 
-def time_features(block: Block, name: str, features: list[str]) -> list[np.ndarray]:
+def parts_of_times(block: Block, name: str, features: list[str]) -> list[np.ndarray]:
     """Return an array (rows,) for each time feature of a column, with NaN for missing cells."""
     seconds, is_known = block.times(name)
-    times = pa.array(seconds, mask=~is_known).cast(SECONDS)
+    times = pa.array(seconds, mask=~is_known).cast(pa.timestamp("s"))
     return [TIMES[feature](times).to_numpy(zero_copy_only=False) for feature in features]

@@ -16,6 +16,7 @@ import numpy as np
 from ..engine.data.store import Store, StoreWriter
 from ..engine.errors import UserError
 from .scaling import BLOCK_ROWS, PIECE_ROWS, Scaler
+from .splits import Lines
 
 SAMPLE_ROWS = 20_000  # training rows that `telling_columns` looks at, at most twice as many
 FEWEST_ROWS = 50  # with fewer, a column may fit the target by chance
@@ -30,11 +31,11 @@ class Table:
     """
 
     kinds: dict[str, Any]  # what each column holds, see `columns.py`
+    levels: dict[str, list[str]]  # values of each category
+    target: str  # empty for rows to predict
+    rows_read: int  # including rows that were dropped for a missing target
     numbers: np.ndarray  # (N, columns) float32
     codes: np.ndarray  # (N, categories) int32
-    levels: dict[str, list[str]]  # values of each category
-    target: str = ""  # empty for rows to predict
-    rows_read: int = 0  # including rows that were dropped for a missing target
     file_rows: np.ndarray | None = None  # (N,) int64, the row of the file, from 0
 
     def __len__(self) -> int:
@@ -52,41 +53,13 @@ class Table:
         return names
 
 
-def describe(table: Table, train: np.ndarray) -> tuple[Facts, list[tuple[str, ...]]]:
+def describe(table: Table, train: np.ndarray) -> tuple[Facts, Lines]:
     """Return the metadata that a model is built from, and a summary line for each column.
 
     Only the rows in `train` (N,) bool count. Categories are numbered in the order of their values,
     without values that no training row has. Raises `UserError` for a column without any value and
     for a class that no training row has.
     """
-    scaler, counts = _learn(table, train)
-    features = _scales(table.names, scaler)
-    categories = [
-        {"name": name, "values": _known(values, counts[name])}
-        for name, values in table.levels.items()
-    ]
-    (target,) = [fact for fact in features + categories if fact["name"] == table.target]
-    kinds = dict(table.kinds)
-    del kinds[table.target]
-    if target in features:
-        task = "regression"
-        features.remove(target)
-    else:
-        task = "classification"
-        categories.remove(target)
-        target = _describe_classes(table, target["values"], counts[table.target])
-    facts = {
-        "task": task,
-        "features": features,
-        "categories": categories,
-        "columns": kinds,
-        "target": target,
-    }
-    return facts, scaler.columns(table.names) + _lines(counts)
-
-
-def _learn(table: Table, train: np.ndarray) -> tuple[Scaler, dict[str, np.ndarray]]:
-    """Compute the scale of each number, and the count of each code, over the training rows."""
     scaler = Scaler(len(table.names))
     counts = {name: np.zeros(len(values) + 1, int) for name, values in table.levels.items()}
     for start in range(0, len(table), BLOCK_ROWS):
@@ -94,18 +67,43 @@ def _learn(table: Table, train: np.ndarray) -> tuple[Scaler, dict[str, np.ndarra
         scaler.add(table.numbers.take(rows, 0))
         for count, codes in zip(counts.values(), table.codes.take(rows, 0).T, strict=True):
             count += np.bincount(codes, minlength=len(count))
-    return scaler, counts
+
+    features = _scales(table.names, scaler)
+    lines = scaler.columns(table.names)
+    categories: dict[str, Facts] = {}
+    for name, count in counts.items():
+        categories[name] = {"name": name, "values": _known(table.levels[name], count)}
+        num_known = (count[1:] > 0).sum()
+        lines.append((name, "category", "", f"{num_known} values", f"{count[0] / count.sum():.1%}"))
+
+    kinds = dict(table.kinds)
+    del kinds[table.target]
+    if table.target in categories:
+        task = "classification"
+        classes = categories.pop(table.target)["values"]
+        target = _describe_classes(table, classes, counts[table.target])
+    else:
+        task = "regression"
+        target = features.pop(table.target)
+    facts = {
+        "task": task,
+        "features": list(features.values()),
+        "categories": list(categories.values()),
+        "columns": kinds,
+        "target": target,
+    }
+    return facts, lines
 
 
-def _scales(names: list[str], scaler: Scaler) -> list[Facts]:
+def _scales(names: list[str], scaler: Scaler) -> dict[str, Facts]:
     """Return name, mean, standard deviation and number of missing values of each column."""
-    facts = []
+    facts = {}
     for name, mean, std, count in zip(names, *scaler.scale(), scaler.count, strict=True):
         if not count:
             remedy = f"leave it out with --drop '{name}'"
             raise UserError("no training row has a value", f"column '{name}'", remedy)
         missing = scaler.rows - int(count)
-        facts.append({"name": name, "mean": float(mean), "std": float(std), "missing": missing})
+        facts[name] = {"name": name, "mean": float(mean), "std": float(std), "missing": missing}
     return facts
 
 
@@ -118,15 +116,6 @@ def _describe_classes(table: Table, classes: list[str], counts: np.ndarray) -> F
             raise UserError(what, f"column '{table.target}'", remedy)
     codes = [values.index(name) + 1 for name in classes]
     return {"name": table.target, "classes": classes, "counts": counts[codes].tolist()}
-
-
-def _lines(counts: dict[str, np.ndarray]) -> list[tuple[str, ...]]:
-    """Return (name, type, lowest, highest, missing) for each category."""
-    lines: list[tuple[str, ...]] = []
-    for name, count in counts.items():
-        missing = f"{count[0] / count.sum():.1%}"
-        lines.append((name, "category", "", f"{(count[1:] > 0).sum()} values", missing))
-    return lines
 
 
 def _known(values: list[str], counts: np.ndarray) -> list[str]:

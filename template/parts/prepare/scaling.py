@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from .splits import Lines
+
 # Sums are over blocks of this size, so that results do not depend on how a file is divided.
 BLOCK_ROWS = 65_536
 # Rows are gathered and written in pieces of this size, which fit into the processor's cache.
@@ -59,10 +61,10 @@ class Scaler:
         mean = np.where(is_constant, self.low, self.mean)
         return mean, std
 
-    def columns(self, names: list[str]) -> list[tuple[str, ...]]:
+    def columns(self, names: list[str]) -> Lines:
         """Return the lines that `splits.print_summary` prints for these columns."""
         missing = 1 - self.count / self.rows
-        lines: list[tuple[str, ...]] = []
+        lines: Lines = []
         for name, low, high, fraction in zip(names, self.low, self.high, missing, strict=True):
             kind = "constant" if low == high else "number"
             lines.append((name, kind, f"{low:.6g}", f"{high:.6g}", f"{fraction:.1%}"))

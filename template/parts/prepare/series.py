@@ -1,4 +1,4 @@
-"""Read a time series from a table, check that its rows are in order of time, and write it."""
+"""Read a time series from a table, check that its rows are in order of time, and describe it."""
 
 from __future__ import annotations
 
@@ -47,20 +47,18 @@ def blocks_of(array: np.ndarray) -> Iterator[np.ndarray]:
 def read_series(
     writer: StoreWriter,
     source: Source,
-    time: str | None,
-    drop: list[str],
-    fill: str | None,
+    flags: dict[str, Any],
     only: list[str] | None = None,
+    arrays: tuple[str, str] = ("rows", "time"),
 ) -> Series:
-    """Read the table, or the columns `only`, into arrays that `writer` keeps until it closes.
+    """Write the values and the times of a table, or of its columns `only`, as two `arrays`.
 
-    The source of `writer` gets the name of the time column. fill: `last` replaces empty cells with
-    the last known value. Raises `UserError`, with row and column, for a table that is not a series.
+    Raises `UserError`, with row and column, for a table that is not a series.
     """
     blocks = source.blocks()
     first = next(blocks)
-    time, names = choose_columns(first, time, drop, only)
-    writer.source["time_column"] = time
+    time, names = choose_columns(first, flags, only)
+    fill = flags.get("fill", "last")  # synthetic data have no flags
     remedy = "fix it" if only else "fix it, or see --drop"
     last_time = np.empty(0, np.int64)
     last_values = np.full(len(names), np.nan)
@@ -72,16 +70,14 @@ def read_series(
         values = np.stack([block.numbers(name, remedy) for name in names], 1)
         is_empty = np.isnan(values)
         if is_empty.any():
-            if fill:
-                values = fill_gaps(values, last_values)
-                num_empty += int(is_empty.sum())
-            check_gaps(block, names, values, fill)
+            num_empty += int(is_empty.sum())
+            values = fill_gaps(block, names, values, last_values if fill else None)
         times = read_times(block, time, last_time)
-        writer.append(".values", values.astype(np.float32))
-        writer.append(".times", times)
-        sample = values[::SAMPLED]
-        scaler.add(sample)
-        rounding.add(sample - sample.astype(np.float32))
+        stored = values.astype(np.float32)
+        writer.append(arrays[0], stored)
+        writer.append(arrays[1], times)
+        scaler.add(values[::SAMPLED])
+        rounding.add(values[::SAMPLED] - stored[::SAMPLED])
         last_time = times[-1:]
         last_values = values[-1]
 
@@ -90,31 +86,34 @@ def read_series(
     for place in np.flatnonzero(rounding.squares > 1e-6 * scaler.squares):
         what = "by more than 0.1 % of its standard deviation"
         print(f"note: float32 rounds column '{names[place]}' {what}: subtract a constant first")
-    times = writer.appended(".times")
-    values = writer.appended(".values")
+    values = writer.appended(arrays[0])
+    times = writer.appended(arrays[1])
     note_row_numbers(names, values)
+    writer.source = {"file": source.path.name, "rows": len(times), **source.written}
+    writer.source |= {"time_column": time, "fill": fill}
     return Series(names, times, values, find_step(times))
 
 
 def note_row_numbers(names: list[str], values: np.ndarray) -> None:
     """Print a note for each column of values (N, C) that counts the rows."""
     for name, column in zip(names, values.T, strict=True):
-        if len(column) > 1 and all((np.diff(block) == 1).all() for block in blocks_of(column)):
+        if len(column) > 1 and all((np.diff(part) == 1).all() for part in blocks_of(column)):
             remedy = f"--drop '{name}' leaves it out"
             print(f"note: column '{name}' counts the rows, and is an input: {remedy}")
 
 
 def choose_columns(
-    block: Block, time: str | None, drop: list[str], only: list[str] | None
+    block: Block, flags: dict[str, Any], only: list[str] | None
 ) -> tuple[str, list[str]]:
     """Return the name of the time column, `none` if rows count, and the names of the values."""
     from .tables import place_of
 
     header = block.table.column_names
     path = block.source.path
-    is_given = time is not None
-    time = time or header[0]
-    names = only or [name for name in header if name != time and name not in drop]
+    given = flags.get("time_column")
+    time = given or header[0]
+    drop = flags.get("drop", [])
+    names = only or [name for name in header if name not in (time, *drop)]
     needed = [] if time == "none" else [time]
     for name in [*drop, *names, *needed]:
         place_of(name, header, path)
@@ -122,35 +121,33 @@ def choose_columns(
         remedy = "add at least one column of numbers next to the time"
         raise UserError("no column of numbers", str(path), remedy)
     for name in names:
-        if not is_given and block.is_time(name):
+        if not given and block.is_time(name):
             what = f"'{time}' is taken for the time of a row, but column '{name}' has times"
             remedy = f"add --time-column '{name}', or leave the column out with --drop '{name}'"
             raise UserError(what, str(path), remedy)
     return time, names
 
 
-def fill_gaps(values: np.ndarray, last: np.ndarray) -> np.ndarray:
+def fill_gaps(
+    block: Block, names: list[str], values: np.ndarray, last: np.ndarray | None
+) -> np.ndarray:
     """Replace each NaN in values (rows, C) by the last known value, never by a later one.
 
-    last: the values (C,) before the first row.
+    last: the values (C,) before the first row; None fills no cell. Raises `UserError` for the first
+    cell that is still empty.
     """
-    padded = np.concatenate([last[None], values])
-    rows = np.arange(len(padded))[:, None]
-    known_rows = np.where(np.isnan(padded), 0, rows)
-    last_known = np.maximum.accumulate(known_rows)
-    return np.take_along_axis(padded, last_known, 0)[1:]
-
-
-def check_gaps(block: Block, names: list[str], values: np.ndarray, fill: str | None) -> None:
-    """Raise `UserError` for the first cell that is still empty."""
-    rows, columns = np.nonzero(np.isnan(values))
-    if len(rows):
-        what = "an empty cell"
-        remedy = "fill it in, or run `prepare` with --fill last to use the last known value"
-        if fill:
-            what = "an empty cell has no earlier value to fill it with"
-            remedy = "fill it in, or start the file at a later row"
-        raise block.error(what, int(rows[0]), names[columns[0]], remedy)
+    what = "an empty cell"
+    remedy = "fill it in, or run `prepare` with --fill last to use the last known value"
+    if last is not None:
+        padded = np.concatenate([last[None], values])
+        rows = np.arange(len(padded))[:, None]
+        last_known = np.maximum.accumulate(np.where(np.isnan(padded), 0, rows))
+        values = np.take_along_axis(padded, last_known, 0)[1:]
+        what = "an empty cell has no earlier value to fill it with"
+        remedy = "fill it in, or start the file at a later row"
+    for row, column in np.argwhere(np.isnan(values))[:1].tolist():
+        raise block.error(what, row, names[column], remedy)
+    return values
 
 
 def read_times(block: Block, column: str, last: np.ndarray) -> np.ndarray:
@@ -161,7 +158,7 @@ def read_times(block: Block, column: str, last: np.ndarray) -> np.ndarray:
     """
     if column == "none":
         return block.first + np.arange(len(block.table))
-    times, is_known = block.sole_times(column)
+    times, is_known = block.times(column, is_sole=True)
     if not is_known.all():
         row = int(is_known.argmin())
         raise block.error("a time is missing", row, column, "fill it in, or see --time-column")
@@ -199,57 +196,29 @@ def longest_step(step: int) -> float:
     return (1 + 2 * JITTER) * step
 
 
-# --- the prepared dataset
+# --- what a model is built from
 
 
-def describe(
-    series: Series,
-    splits: dict[str, list[int]],
-    targets: list[int],
-    history: int,
-    horizon: int,
-    where: str = "",
-) -> tuple[dict[str, Any], list[tuple[str, ...]]]:
-    """Return the metadata that a model is built from, and a summary line for each column.
+def find_targets(given: str | None, names: list[str], source: Source) -> list[int]:
+    """Return the columns that `--targets` names; all of them by default."""
+    from .tables import place_of
 
-    Scales come from the training rows only. Targets are columns. Raises `UserError`, with `where`,
-    if no window fits into training or validation.
+    wanted = given.split(",") if given else names
+    targets = [place_of(name.strip(), names, source.path) for name in wanted]
+    if len(set(targets)) < len(targets):
+        remedy = "name each column once"
+        raise UserError("a column is named twice", f"--targets {given}", remedy)
+    return targets
+
+
+def check_windows(splits: dict[str, list[int]], reach: int, horizon: int, where: str) -> None:
+    """Raise `UserError`, with `where`, if no window fits into training or validation.
+
+    reach: the first row with a complete history.
     """
     counts = []
     for first, last in splits.values():
-        counts.append(max(last - horizon - max(first, history) + 1, 0))
+        counts.append(max(last - horizon - max(first, reach) + 1, 0))
     if not (counts[0] and counts[1]):
         what = f"{counts[0]} training and {counts[1]} validation windows fit into the split"
         raise UserError(what, where, "give it more rows, or use a smaller --history")
-    scaler = Scaler(len(series.names))
-    for values in blocks_of(series.values[: splits["train"][1]]):
-        scaler.add(values)
-    mean, std = scaler.scale()
-    frame = {
-        "name": "rows",
-        "history": history,
-        "step": series.step,
-        "mean": mean.tolist(),
-        "std": std.tolist(),
-    }
-    facts = {
-        "columns": series.names,
-        "targets": targets,
-        "horizon": horizon,
-        "frames": [frame],
-        "target_mean": [mean[targets].tolist()],
-        "target_std": [std[targets].tolist()],
-    }
-    return facts, scaler.columns(series.names)
-
-
-def write_series(
-    writer: StoreWriter, series: Series, splits: dict[str, list[int]], facts: dict[str, Any]
-) -> None:
-    """Write the rows, with the metadata that `describe` returned for them or for earlier data."""
-    for values in blocks_of(series.values):
-        writer.append("rows", values)
-    for times in blocks_of(series.times):
-        writer.append("time", times)
-    writer.facts = facts
-    writer.splits = splits

@@ -56,13 +56,12 @@ def read_prices(source: Source) -> Iterator[Piece]:
         rows = np.empty(len(block.table), ROW)
         rows["date"] = dates(block, column["date"])
         places, tickers = tickers_of(block, column, source.path)
-        prices = block.with_missing(GAPS)
         for place, name in enumerate(PRICES):
-            rows["prices"][:, place] = prices.numbers(column[name], "fix the cell")
-        rows["volume"] = prices.numbers(column["volume"], "fix the cell")
+            rows["prices"][:, place] = block.numbers(column[name], "fix the cell", GAPS)
+        rows["volume"] = block.numbers(column["volume"], "fix the cell", GAPS)
         rows["adjusted"] = rows["prices"][:, 3]
         if "adjusted" in column:
-            rows["adjusted"] = prices.numbers(column["adjusted"], "fix the cell")
+            rows["adjusted"] = block.numbers(column["adjusted"], "fix the cell", GAPS)
         check(rows, source.path, block.first)
         rows["adjusted"][np.isnan(rows["prices"]).any(1)] = np.nan
         yield rows, places, tickers, column
@@ -102,7 +101,7 @@ def tickers_of(block: Block, column: dict[str, str], path: Path) -> tuple[np.nda
 
 def dates(block: Block, name: str) -> np.ndarray:
     """Return days since 1970 (rows,). Raises `UserError`, with the row, for an invalid date."""
-    seconds, is_known = block.sole_times(name)
+    seconds, is_known = block.times(name, is_sole=True)
     is_date = is_known & (seconds % 86400 == 0)
     if not is_date.all():
         row = int(is_date.argmin())

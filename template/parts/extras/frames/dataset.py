@@ -228,7 +228,7 @@ def synthesize(folder: Path, settings: Any) -> None:
     series = _made_up_series(20_000)
     splits = borders("0.7,0.15,0.15", len(series))
     frames = [Frame("H1", series, 48), Frame("H4", resample(series, 4 * 3600, {}), 24)]
-    facts, _ = describe(frames, splits, targets=[0, 1, 2], horizon=12)
+    facts, _ = describe(frames, splits["train"][1], targets=[0, 1, 2], horizon=12)
     with StoreWriter(folder, WORKLOAD) as writer:
         write_frames(writer, frames, splits, facts)
         writer.source = {"kind": "synthetic"}

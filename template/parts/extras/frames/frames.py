@@ -18,6 +18,7 @@ from ..engine.data.store import StoreWriter
 from ..engine.errors import UserError
 from .scaling import BLOCK_ROWS, Scaler
 from .series import JITTER, Series, blocks_of, longest_step
+from .splits import Lines
 
 UNITS = {"S": 1, "M": 60, "H": 3600, "D": 86400, "W": 604800}
 RULES = ("first", "max", "min", "last", "sum")
@@ -202,19 +203,18 @@ def find_windows(base: Frame, horizon: int, max_gap: int) -> np.ndarray:
 
 
 def describe(
-    frames: list[Frame], splits: Splits, targets: list[int], horizon: int, where: str = ""
-) -> tuple[dict[str, Any], list[tuple[str, ...]]]:
+    frames: list[Frame], border: int, targets: list[int], horizon: int
+) -> tuple[dict[str, Any], Lines]:
     """Return the metadata that a model is built from, and a summary line for each column.
 
-    Scales come from the training rows only. Targets are columns, and splits are rows, of the first
-    frame. Raises `UserError`, with `where`, if no window fits into training or validation.
+    Scales come from what is known before row `border` of the first frame, whose columns `targets`
+    are to be forecast.
     """
-    check_splits(splits, find_reach(frames), horizon, where)
     base = frames[0].bars
     scaled = []
     columns = []
     for frame in frames:
-        scaler = learn_scale(frame.bars, base, splits["train"][1])
+        scaler = learn_scale(frame.bars, base, border)
         mean, std = scaler.scale()
         fact = {"name": frame.name, "history": frame.history, "step": frame.bars.step}
         scaled.append({**fact, "mean": mean.tolist(), "std": std.tolist()})
@@ -229,16 +229,6 @@ def describe(
         "target_std": [[scaled[0]["std"][place] for place in targets]],
     }
     return facts, columns[0]
-
-
-def check_splits(splits: Splits, reach: int, horizon: int, where: str) -> None:
-    """Raise `UserError` if no window fits into training or validation."""
-    counts = []
-    for first, last in splits.values():
-        counts.append(max(last - horizon - max(first, reach) + 1, 0))
-    if not (counts[0] and counts[1]):
-        what = f"{counts[0]} training and {counts[1]} validation windows fit into the split"
-        raise UserError(what, where, "give it more rows, or use a smaller --history")
 
 
 def learn_scale(bars: Series, base: Series, border: int) -> Scaler:

@@ -155,10 +155,11 @@ def _made_up_harvest(count: int) -> Table:
     names = ["sun", "rain", "wind", "slope", "height", "noise"]
     return Table(
         kinds={**dict.fromkeys(names, "number"), "yield": "number", "soil": "category"},
-        numbers=np.column_stack([20 + 5 * x, target]).astype(np.float32),
-        codes=soil[:, None],
         levels={"soil": ["clay", "loam", "peat", "sand"]},
         target="yield",
+        rows_read=count,
+        numbers=np.column_stack([20 + 5 * x, target]).astype(np.float32),
+        codes=soil[:, None],
     )
 
 

@@ -68,22 +68,15 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
 
 def new_rows(path: Path, flags: dict[str, Any], trained: Store, folder: Path) -> None:
     """Write a table as a dataset into `folder`, with the metadata of the training data."""
-    import numpy as np
-
     from ..engine.data.store import StoreWriter
-    from ..prepare.columns import MISSING, Columns
-    from ..prepare.rows import write
+    from ..prepare.columns import MISSING, fill
     from ..prepare.tables import Source
 
-    facts = trained.facts
     source = Source(path, MISSING, flags, trained.source)
     with StoreWriter(folder, trained.workload) as writer:
-        table = Columns(facts["columns"]).read_table(writer, source.blocks())
-        write(writer, table, facts, np.arange(len(table)))
-        writer.source = {"files": source.places}
-        writer.splits = {"input": [0, len(table)]}
+        table, _ = fill(writer, source, trained.source, trained.facts)
 
-    for column in facts["categories"]:
+    for column in trained.facts["categories"]:
         name = column["name"]
         unknown = {*table.levels[name]} - {*column["values"]}
         if unknown:

@@ -17,7 +17,8 @@ from .engine.data.store import Store, StoreWriter
 from .engine.errors import UserError
 from .engine.interfaces import Batch, Rows, Spans
 from .engine.plugins import discover
-from .prepare.series import Series, describe, write_series
+from .prepare.fill import describe
+from .prepare.series import Series
 from .prepare.splits import borders
 from .settings import WORKLOAD
 
@@ -196,7 +197,11 @@ def synthesize(folder: Path, settings: Any) -> None:
     """Write 20,000 synthetic hours, which are always the same."""
     series = _made_up_series(20_000)
     splits = borders("0.7,0.15,0.15", len(series))
-    facts, _ = describe(series, splits, targets=[0, 1, 2], history=48, horizon=12)
+    border = splits["train"][1]
+    facts, _ = describe(series, border, targets=[0, 1, 2], history=48, horizon=12)
     with StoreWriter(folder, WORKLOAD) as writer:
-        write_series(writer, series, splits, facts)
+        writer.append("rows", series.values)
+        writer.append("time", series.times)
+        writer.facts = facts
+        writer.splits = splits
         writer.source = {"kind": "synthetic"}

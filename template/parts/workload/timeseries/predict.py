@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..engine.runs import find_run
-from ..prepare.new import add_new, new_store
+from ..prepare.fill import add_new, new_store
 from ..trained import (
     add_flags,
     choose_split,

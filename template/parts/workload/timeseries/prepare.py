@@ -7,21 +7,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..engine.errors import UserError
-from ..prepare.splits import add_input, borders, destination, print_summary
+from ..prepare.fill import add_flags
+from ..prepare.splits import add_input, destination, print_summary
 
 if TYPE_CHECKING:
-    from ..engine.data.store import Store, StoreWriter
-    from ..prepare.series import Series
-    from ..prepare.tables import Source
+    from ..engine.data.store import Store
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `prepare`."""
     add = parser.add_argument
     add_input(parser, "a series")
-    text = "number of past rows that a forecast sees (default: 96)"
-    add("--history", type=int, default=96, metavar="ROWS", help=text)
+    add_flags(parser)
     text = "number of rows to forecast (default: 24)"
     add("--horizon", type=int, default=24, metavar="ROWS", help=text)
     text = (
@@ -43,58 +40,25 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     """Read, check and write the series, and print a summary."""
     from ..engine.data.store import Store, StoreWriter
-    from ..prepare.series import EMPTY
+    from ..prepare.fill import EMPTY, fill
     from ..prepare.tables import Source
     from ..settings import WORKLOAD
 
-    for name in ("history", "horizon"):
-        rows = getattr(arguments, name)
-        if rows < 1:
-            raise UserError(f"the {name} cannot be {rows}", f"--{name}", "use at least 1 row")
     source = Source(Path(arguments.input), EMPTY, vars(arguments))
     with destination(load().data.path, arguments.dry_run) as folder:
         with StoreWriter(folder, WORKLOAD) as writer:
-            series, columns = fill(writer, source, arguments)
-        report(Store.open(folder), series)
-        print_summary(writer, arguments.dry_run, columns)
+            lines = fill(writer, source, vars(arguments))
+        report(Store.open(folder))
+        print_summary(writer, arguments.dry_run, lines)
 
 
-def fill(
-    writer: StoreWriter, source: Source, arguments: argparse.Namespace
-) -> tuple[Series, list[tuple[str, ...]]]:
-    """Read and write the series, with metadata from the training rows.
-
-    Returns the series, and a summary line for each column.
-    """
-    from ..prepare.series import describe, read_series, write_series
-    from ..prepare.tables import place_of
-
-    series = read_series(writer, source, arguments.time_column, arguments.drop, arguments.fill)
-    wanted = arguments.targets.split(",") if arguments.targets else series.names
-    targets = [place_of(name.strip(), series.names, source.path) for name in wanted]
-    if len(set(targets)) < len(targets):
-        remedy = "name each column once"
-        raise UserError("a column is named twice", f"--targets {arguments.targets}", remedy)
-
-    splits = borders(arguments.split, len(series))
-    where = f"--split {arguments.split}"
-    facts, lines = describe(series, splits, targets, arguments.history, arguments.horizon, where)
-    write_series(writer, series, splits, facts)
-    writer.source |= {
-        "file": source.path.name,
-        "rows": len(series),
-        "split": arguments.split,
-        "fill": arguments.fill,
-        **source.written,
-    }
-    return series, lines
-
-
-def report(store: Store, series: Series) -> None:
+def report(store: Store) -> None:
     """Print the columns and the numbers of rows and windows."""
     from ..dataset import Samples
 
-    print(f"columns:    {', '.join(series.names)}")
-    print(f"rows:       {len(series):,}, {store.facts['frames'][0]['history']} in a window")
+    print(f"columns:    {', '.join(store.facts['columns'])}")
+    for frame in store.facts["frames"]:
+        num_rows = store.arrays[frame["name"]].shape[0]
+        print(f"{frame['name'] + ':':12}{num_rows:,}, {frame['history']} in a window")
     counts = [f"{len(Samples(store, None, name)):,} {name}" for name in store.splits]
     print(f"windows:    {', '.join(counts)}")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import UserError
 from ..engine.runs import typed_path
-from ..prepare.new import arrays_of
+from ..prepare.fill import arrays_of
 from ..prepare.splits import add_dry_run, borders, destination, print_summary
 
 if TYPE_CHECKING:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -18,6 +17,8 @@ if TYPE_CHECKING:
     from ..engine.data.store import Store, StoreWriter
 
 SPLITS = ("train", "validation", "test")
+Lines = list[tuple[str, ...]]
+"""What a summary says of each column: name, type, lowest, highest and missing values."""
 
 
 def split_shares(split: str) -> tuple[list[float], bool]:
@@ -77,18 +78,13 @@ def destination(path: str, dry_run: bool) -> Iterator[Path]:
         yield Path(path)
 
 
-def print_summary(
-    data: Store | StoreWriter, dry_run: bool, columns: Sequence[tuple[str, ...]] = ()
-) -> None:
-    """Print the columns, the size of the data, and the next command.
-
-    columns: name, type, lowest, highest and missing values of each.
-    """
-    from ..settings import Data
-
-    for column in columns:
+def print_summary(data: Store | StoreWriter, dry_run: bool, columns: Lines | None = None) -> None:
+    """Print the columns, the size of the data, and the next command."""
+    constant = []
+    for column in columns or []:
         print("  {:24.24}{:>10}{:>14}{:>14}{:>10}".format(*column))
-    constant = [column[0] for column in columns if column[1] == "constant"]
+        if column[1] == "constant":
+            constant.append(column[0])
     if constant:
         names = ", ".join(constant)
         print(f"note: the same value in all training rows, which is no information: {names}")
@@ -97,14 +93,7 @@ def print_summary(
         remedy = "run `evaluate` with --split validation, which also chose the best step"
         print(f"note: the test split is empty: {remedy}")
     size = sum(file["bytes"] for file in data.files.values())
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    print(
-        f"size:       {size / 1e6:,.1f} MB of data; "
-        f"this machine has {memory / 1e9:,.0f} GB of memory"
-    )
-    if size > memory and "chunk_size_gb" not in Data.model_fields:
-        command = "copier update --defaults -r :current: -d loader=chunk"
-        print(f"note: the data are larger than memory: change the loader: {command}")
+    print(f"size:       {size / 1e6:,.1f} MB of data")
     if dry_run:
         print("written to: nowhere, because of --dry-run")
         print("next:       the same command without --dry-run")
