@@ -70,6 +70,7 @@ UpToOne = Annotated[float, Number, Field(gt=0, le=1)]
 Factor = Annotated[float, Number, Field(ge=0, le=1)]
 BelowOne = Annotated[float, Number, Field(ge=0, lt=1)]
 Names = Annotated[tuple[str, ...], BeforeValidator(separated)]
+Tree = Annotated[dict[str, Any], BeforeValidator(lambda value: value or {})]
 
 
 # --- the sections that every project has
@@ -230,8 +231,8 @@ class Settings(Section):
     checkpoint: Checkpoint
     monitor: Monitor
     reproducibility: Reproducibility
-    phases: tuple[dict[str, Any], ...] = ()
-    profiles: dict[str, Any] = {}
+    phases: tuple[Tree, ...] = ()
+    profiles: dict[str, Tree] = {}
 
     _origins: dict[str, str] = {}
 
@@ -268,14 +269,14 @@ class Settings(Section):
             value = self.value(key)
             if value != field.default:
                 origin = self.origins[key]
-                row = {"name": key, "value": value, "default": field.default, "origin": origin}
-                rows.append(row)
+                rows.append(
+                    {"name": key, "value": value, "default": field.default, "origin": origin}
+                )
         return rows
 
     def replaced(self, values: Mapping[str, Any], origin: str) -> Self:
         """Return these settings with other values, by key."""
-        tree = self.model_dump(exclude_unset=True, exclude={"phases", "profiles"})
-        tree |= {"phases": self.phases, "profiles": self.profiles}
+        tree = self.model_dump(exclude_unset=True)
         for key, value in values.items():
             section, _, name = key.rpartition(".")
             branch = tree[section] if section else tree
