@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from itertools import product
 from operator import attrgetter
-from types import UnionType
+from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
 
 import yaml
@@ -336,7 +336,13 @@ def catalogue(model: type[BaseModel]) -> dict[str, FieldInfo]:
     return settings
 
 
-KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+KINDS = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+    NoneType: "null",
+}
 # pydantic's names of the limits, and how to print them.
 LIMITS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 
