@@ -276,7 +276,9 @@ class Settings(Section):
 
     def replaced(self, values: Mapping[str, Any], origin: str) -> Self:
         """Return these settings with other values, by key."""
-        tree = self.model_dump(exclude_unset=True)
+        # A copy of these two may not fit in memory: aliases of YAML can stand for 10 ** 12 values.
+        tree = self.model_dump(exclude_unset=True, exclude={"phases", "profiles"})
+        tree |= {"phases": self.phases, "profiles": self.profiles}
         for key, value in values.items():
             section, _, name = key.rpartition(".")
             branch = tree[section] if section else tree
