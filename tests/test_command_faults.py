@@ -51,15 +51,15 @@ HOSTILE = {
         "unknown setting 'l0'",
     ),
     "aliases in a profile": (f"profiles: {{a: {exploding()}}}", "unknown setting 'l0'"),
-    "an alias of itself": ("profiles: {a: &a {b: *a}}", "recursive"),
+    "an alias of itself": ("profiles: {a: &a {b: *a}}", "unknown setting 'b.b'"),
     "aliases that nest": (
         "profiles: {a: [&a0 [[[[[[1]]]]]], &a1 [[[[[[*a0]]]]]], &a2 [[[[[[*a1]]]]]], [*a2]]}",
-        "found \\[\\[",
+        "profiles cannot be .*give a mapping",
     ),
     "brackets": (f"profiles: {NESTED}", "recursion|nesting depth"),
     "blocks": (
         "profiles:\n" + "".join(" " * n + "-\n" for n in range(1, 400)),
-        "recursion|nesting depth",
+        "profiles cannot be .*give a mapping|recursion|nesting depth",
     ),
     "many values": ("phases: [" + "1, " * 20_000 + "]", "phases cannot be "),
     "a long number": ("training: {epochs: 0x" + "f" * 5_000 + "}", "a whole number"),

@@ -298,6 +298,8 @@ def test_a_section_of_a_hook_is_a_section_like_any_other(hooked, capsys):
     assert command.main(["train", "--look.every_seconds", "-1"]) == 2
     line = "look.every_seconds cannot be '-1': --look.every_seconds: give a number at least 0"
     assert capsys.readouterr().err == f"error: {line}\n"
+    assert command.main(["train", "--look.limit", "few"]) == 2
+    assert "give a whole number or null" in capsys.readouterr().err
 
 
 def test_hooks_are_found_by_what_they_define(hooked):

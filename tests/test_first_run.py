@@ -1,7 +1,10 @@
 """A first run: it ends in the minutes that one has, repeats and resumes, and says early that it
 goes."""
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -43,6 +46,20 @@ def test_minutes_take_no_more_steps_than_the_settings_say(tmp_path):
     words = ("--minutes", "60", "--training.max_steps", "6", "--max-steps", "2")
     check_run(render(workload="tabular"), "train", *words, cwd=tmp_path)
     assert length(tmp_path)[0] == 6
+
+
+def test_a_run_leaves_nothing_to_collect_at_exit(tmp_path):
+    """Collecting among the objects of torch and of the model would take a second at the end."""
+    code = f"""
+import gc
+from my_training.__main__ import main
+assert main({["train", "--max-steps", "1"]}) == 0
+assert gc.isenabled() and gc.get_freeze_count() > len(gc.get_objects())
+"""
+    source = render(workload="tabular") / "src"
+    environment = {**os.environ, "PYTHONPATH": str(source), "TRAINING_ROOT": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ def read_settings(folder: Path) -> dict[str, str]:
     settings: dict[str, str] = {}
     with suppress(OSError, UnicodeError, UserError):
         tree = read(folder / "config.resolved.yaml")
-        if not isinstance(tree, dict):
+        if not tree:
             return {}
         for section, values in tree.items():
             if isinstance(values, dict):

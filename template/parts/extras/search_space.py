@@ -60,7 +60,7 @@ def parse_word(word: str, settings: Settings, errors: list[UserError], space: Sp
     num_errors = len(errors)
     variants = []
     for text in texts:
-        variants.append(merge(settings, {key: text}, FLAG, errors))
+        variants.append(merge(settings, [(FLAG, {key: text})], errors))
         if len(errors) > num_errors:
             return
     values = [variant.value(key) for variant in variants]

@@ -15,7 +15,7 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from .config import ENVIRONMENT, SETTINGS, Settings, load
 from .engine.errors import RANK, UserError, UserErrors, note
@@ -80,7 +80,7 @@ def run(words: list[str]) -> int:
     command = import_command(name)
     parser = make_parser(name, command)
     try:
-        arguments, unknown = parser.parse_known_args(map(normalized, words[1:]))
+        arguments, unknown = parser.parse_known_args(map(parser.declared, words[1:]))
     except SystemExit:  # after --help
         return 0
     enter_root()
@@ -129,7 +129,7 @@ def load_settings(
     base: Path | None = None,
 ) -> Settings:
     """Load the settings from `base`, the file of a run, or without it from the configuration."""
-    config = arguments.config and Path(arguments.config)
+    config = arguments.config
     if base is not None and config is not None:
         where = f"--config {config}"
         raise UserError("a run keeps its settings", where, "remove it, or add --section.key VALUE")
@@ -164,22 +164,16 @@ def enter_root() -> None:
 # --- the command line
 
 
-def normalized(word: str) -> str:
-    """Write the flag of a setting with `_`, and any other flag with `-`; both mean the same."""
-    flag, equals, value = word.partition("=")
-    if not flag.startswith("--"):
-        return word
-    name = flag[2:]
-    name = name.replace("-", "_") if "." in name else name.replace("_", "-")
-    return f"--{name}{equals}{value}"
-
-
 class Parser(argparse.ArgumentParser):
     """An ArgumentParser that raises its errors as `UserError`."""
 
-    def add_argument(self, *names: str, **options: Any) -> argparse.Action:
-        """Declare an argument, its flag as `normalized` writes it."""
-        return super().add_argument(*map(normalized, names), **options)
+    def declared(self, word: str) -> str:
+        """Return a word with its flag as it was declared: `-` and `_` mean the same."""
+        flag, equals, value = word.partition("=")
+        for known in self._option_string_actions:
+            if known.replace("_", "-") == flag.replace("_", "-"):
+                flag = known
+        return f"{flag}{equals}{value}"
 
     def error(self, message: str) -> NoReturn:
         raise UserError(message, "command line", f"see `{self.prog} --help`")
@@ -228,9 +222,8 @@ def overview() -> str:
 
 def add_settings(parser: argparse.ArgumentParser, described: bool) -> None:
     """Make every setting a flag; describe it with its values, default, environment and meaning."""
-    group: Any = parser
-    if described:
-        group = parser.add_argument_group("settings", "Each of them is a flag of every command.")
+    purpose = "Each setting is a flag of every command; `train --help` describes them."
+    add = parser.add_argument_group("settings", purpose).add_argument
     for key, setting in SETTINGS.items():
         text = argparse.SUPPRESS
         if described:
@@ -239,8 +232,7 @@ def add_settings(parser: argparse.ArgumentParser, described: bool) -> None:
             variables = [f", ${name}" for name, target in ENVIRONMENT.items() if target == key]
             text = f"{values} ({default}{''.join(variables)}) {setting.description}"
         # In a help text of argparse, `%` starts a placeholder.
-        help_text = text.replace("%", "%%")
-        group.add_argument(f"--{key}", metavar="VALUE", default=argparse.SUPPRESS, help=help_text)
+        add(f"--{key}", metavar="VALUE", default=argparse.SUPPRESS, help=text.replace("%", "%%"))
 
 
 if __name__ == "__main__":

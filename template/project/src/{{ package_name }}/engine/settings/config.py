@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from itertools import product
 from operator import attrgetter
-from types import UnionType
+from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
 
 import yaml
@@ -70,6 +70,7 @@ UpToOne = Annotated[float, Number, Field(gt=0, le=1)]
 Factor = Annotated[float, Number, Field(ge=0, le=1)]
 BelowOne = Annotated[float, Number, Field(ge=0, lt=1)]
 Names = Annotated[tuple[str, ...], BeforeValidator(separated)]
+Tree = Annotated[dict[str, Any], BeforeValidator(lambda value: value or {})]
 
 
 # --- the sections that every project has
@@ -230,8 +231,8 @@ class Settings(Section):
     checkpoint: Checkpoint
     monitor: Monitor
     reproducibility: Reproducibility
-    phases: tuple[dict[str, Any], ...] = ()
-    profiles: dict[str, Any] = {}
+    phases: tuple[Tree, ...] = ()
+    profiles: dict[str, Tree] = {}
 
     _origins: dict[str, str] = {}
 
@@ -268,12 +269,14 @@ class Settings(Section):
             value = self.value(key)
             if value != field.default:
                 origin = self.origins[key]
-                row = {"name": key, "value": value, "default": field.default, "origin": origin}
-                rows.append(row)
+                rows.append(
+                    {"name": key, "value": value, "default": field.default, "origin": origin}
+                )
         return rows
 
     def replaced(self, values: Mapping[str, Any], origin: str) -> Self:
         """Return these settings with other values, by key."""
+        # A copy of these two may not fit in memory: aliases of YAML can stand for 10 ** 12 values.
         tree = self.model_dump(exclude_unset=True, exclude={"phases", "profiles"})
         tree |= {"phases": self.phases, "profiles": self.profiles}
         for key, value in values.items():
@@ -335,7 +338,13 @@ def catalogue(model: type[BaseModel]) -> dict[str, FieldInfo]:
     return settings
 
 
-KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+KINDS = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+    NoneType: "null",
+}
 # pydantic's names of the limits, and how to print them.
 LIMITS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 

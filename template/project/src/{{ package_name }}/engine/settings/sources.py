@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
 from pathlib import Path
 from reprlib import repr as shortened
-from typing import Any, TypeVar, get_args
+from typing import Any, ClassVar, TypeVar, get_args
 
 import yaml
 from pydantic import ValidationError
@@ -15,40 +15,36 @@ from ..errors import UserError, note
 from .config import Settings, allowed, catalogue
 
 S = TypeVar("S", bound=Settings)
-TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("str", "seq", "map")}
+Layer = tuple[str, dict[str, Any]]
+"""The name of a source, as error lines show it, and its settings."""
 
 
 # If PyYAML was built with libyaml, that is ten times as fast.
-class Loader(getattr(yaml, "CBaseLoader", yaml.BaseLoader)):  # type: ignore[misc]
+class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
     """Reads YAML in which every value is a text, as in the environment and in flags.
 
     The schema decides what a text means: `no` is false for a switch, and a name for a path.
     """
 
-    def construct_object(self, node: Any, deep: bool = False) -> Any:
-        if node.tag not in TAGS:
-            problem = f"unexpected tag {node.tag}"
-            raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
-        return super().construct_object(node, deep)
+    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[str, Any]:
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> Any:
         # PyYAML would silently use the last one of two equal keys.
-        mapping: dict[str, Any] = super().construct_mapping(node, deep)
-        seen = set()
+        names = []
         for key, _ in node.value:
-            if key.value in seen:
+            if key.value in names:
                 problem = f"duplicate key {key.value!r}"
                 raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
-            seen.add(key.value)
-        return mapping
+            names.append(key.value)
+        return super().construct_mapping(node, deep)
 
 
-def read(path: Path) -> Any:
+def read(path: Path) -> dict[str, Any]:
     """Return the content of a YAML file. Raises `UserError`."""
+    where = str(path)
     try:
-        return yaml.load(path.read_text(encoding="utf-8-sig"), Loader)
+        tree = yaml.load(path.read_text(encoding="utf-8-sig"), Loader) or {}
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        where = str(path)
         remedy = "give a file of YAML in UTF-8"
         mark = getattr(error, "problem_mark", None)
         if mark:
@@ -57,31 +53,23 @@ def read(path: Path) -> Any:
         problem = getattr(error, "problem", None) or getattr(error, "strerror", None)
         what = f"cannot read it as YAML ({problem or str(error).partition(chr(10))[0]})"
         raise UserError(what, where, remedy) from error
+    if not isinstance(tree, dict):
+        what = f"found {show(tree)} instead of settings"
+        raise UserError(what, where, "write `section.key: value`")
+    return tree
 
 
 def merge(
-    settings: S, tree: Any, origin: str, errors: list[UserError], skip_unknown: bool = False
+    settings: S, layers: Iterable[Layer], errors: list[UserError], skip_unknown: bool = False
 ) -> S:
-    """Return the settings with those of a source; add an error for each one that is wrong.
+    """Return the settings with those of some sources; add an error for each one that is wrong.
 
-    `data: {path: x}` and `data.path: x` mean the same.
+    A source takes precedence over those before it.
 
     skip_unknown: a setting that this project does not have is only a note.
     """
-    if not isinstance(tree, dict):
-        if tree:
-            what = f"found {show(tree)} instead of settings"
-            errors.append(UserError(what, origin, "write `section.key: value`"))
-        return settings
-    values = []
-    for name, content in tree.items():
-        if isinstance(content, dict) and "." not in name and name != "profiles":
-            values += [(f"{name}.{key}", value) for key, value in content.items()]
-        elif content or "." in name:  # a section may be empty
-            values.append((name, content))
-
     known = {**type(settings).model_fields, **catalogue(type(settings))}
-    for key, value in values:
+    for origin, key, value in flat(layers):
         if settings.origins.get(key) == origin:
             errors.append(UserError(f"setting {key!r} is given twice", origin, "keep one of them"))
         elif key in known:
@@ -98,6 +86,20 @@ def merge(
         else:
             errors.append(UserError(f"unknown setting {key!r}", origin, suggestion(key, known)))
     return settings
+
+
+def flat(layers: Iterable[Layer]) -> Iterator[tuple[str, str, Any]]:
+    """Yield origin, key and value of each setting.
+
+    `data: {path: x}` and `data.path: x` mean the same.
+    """
+    for origin, tree in layers:
+        for name, content in tree.items():
+            if isinstance(content, dict) and "." not in name and name != "profiles":
+                for key, value in content.items():
+                    yield origin, f"{name}.{key}", value
+            elif content or "." in name:  # a section may be empty
+                yield origin, name, content
 
 
 def near(word: str, spellings: Iterable[str], cutoff: float = 0.7) -> str:
