@@ -17,24 +17,33 @@ from torch import Tensor
 
 Batch = dict[str, Tensor]
 """The input of a model: every tensor has the batch as its first axis and is on the device. It is
-valid until the next `next()` of its loader. `present` (B,) bool is False in rows that are padding;
-`index` (B,) int64 is the sample's number, −1 in padding; `starts_sequence` (B,) bool is False if a
-carried state continues."""
+valid until the next `next()` of its loader. `index` (B,) int64 is the sample's number, −1 in rows
+that are padding; `present` (B,) bool is False there."""
 
 
 class Spans(NamedTuple):
-    """Which rows of one array a batch of samples needs. An absent span has length 0."""
+    """Which rows of one array a batch of samples needs.
+
+    Without lengths, all spans have `width` rows. A span is absent if its start is −1, or its length
+    0.
+    """
 
     starts: np.ndarray  # (B,) or (B, K) int64, first row
-    lengths: np.ndarray  # the same shape, int64, at most `width`
     width: int  # padded length: the same in all batches of an epoch, or as small as possible
+    lengths: np.ndarray | None = None  # the same shape as `starts`, int64, at most `width`
+
+    def num_rows(self) -> np.ndarray:
+        """Return the number of rows of each span, 0 if it is absent."""
+        if self.lengths is not None:
+            return self.lengths
+        return np.where(self.starts < 0, 0, self.width)
 
 
 class Rows(NamedTuple):
-    """The rows of one `Spans`, read by a loader in the stored dtype; zeros after `lengths`."""
+    """The rows of one `Spans`, read by a loader in the stored dtype; zeros where there are none."""
 
     values: Tensor  # (B, W, *row) or (B, K, W, *row)
-    lengths: Tensor  # (B,) or (B, K) int64
+    lengths: Tensor | None = None  # (B,) or (B, K) int64, if the spans have lengths
 
 
 class Output(NamedTuple):
@@ -61,11 +70,10 @@ class Samples(Protocol):
     def __len__(self) -> int: ...
 
     def spans(self, indices: np.ndarray, epoch: int) -> dict[str, Spans]:
-        """Return the rows of each sample by array name; index −1 has spans of length 0."""
+        """Return the rows of each sample by array name; the spans of index −1 are absent."""
 
     def batch(self, rows: dict[str, Rows]) -> Batch:
-        """Split, shift, cast and mask rows on the device. The loader adds `index`, `present` and
-        `starts_sequence`."""
+        """Split, shift, cast and mask rows on the device. The loader adds `index` and `present`."""
 
     # Optional: `orders` maps a value of `data.order` to a subclass of Order, or to a function that
     # makes one from the same arguments.
@@ -77,8 +85,6 @@ class Samples(Protocol):
 
 class Loader(Protocol):
     """`Loader(samples, store, settings, order, device)`: batches of an `Order`, on the device."""
-
-    stall_seconds: float  # how long `next()` has waited for earlier steps of the GPU, not for data
 
     def __len__(self) -> int:
         """Return the number of batches in an epoch, the same on every rank."""

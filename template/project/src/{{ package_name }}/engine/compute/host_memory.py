@@ -1,12 +1,26 @@
-"""How much of the host's memory is free for this process."""
+"""How much memory is free for this process, on the host and on a GPU."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 CGROUPS = Path("/sys/fs/cgroup")
+
+
+def memory_left(device: torch.device) -> float:
+    """Return the bytes that the largest step has left free on a GPU, or those free on the host."""
+    import torch
+
+    if device.type == "cpu":
+        return free_host_memory()
+    free, _ = torch.cuda.mem_get_info(device)
+    return free + torch.cuda.memory_reserved(device) - torch.cuda.max_memory_allocated(device)
 
 
 def free_host_memory() -> int:
