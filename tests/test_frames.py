@@ -159,7 +159,9 @@ def test_only_timeseries_has_frames(tmp_path):
 
 def model(order: str) -> Any:
     sizes = {"width": 8, "depth": 2, "dropout": 0.0, "subtract_last": True, "linear_path": False}
-    settings = SimpleNamespace(model=SimpleNamespace(**sizes), data=SimpleNamespace(order=order, stride=0))
+    settings = SimpleNamespace(
+        model=SimpleNamespace(**sizes), data=SimpleNamespace(order=order, stride=0)
+    )
     scale = {"history": 24, "mean": [0.0] * 3, "std": [1.0] * 3}
     frames = [{"name": "H1", "step": 3600, **scale}, {"name": "H4", "step": 14400, **scale}]
     facts: dict[str, Any] = {"horizon": 6, "targets": [0, 2], "frames": frames}
