@@ -1,4 +1,6 @@
-"""The types that modules exchange; a module knows these types and not the other modules.
+"""The types that modules exchange, and what your files must define.
+
+A module knows these types and not the other modules.
 
 A sample is a set of *spans of rows*: a start and a length for each named array of the store. A span
 can be a row of a table, a window of a series, a block of tokens, a text of any length, or a day of
@@ -10,6 +12,7 @@ Shapes: `B` samples in a batch, `K` spans of one sample in one array, `W` padded
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -81,6 +84,28 @@ class Samples(Protocol):
     # of targets in a sample, and `typical()`, a batch of one such sample.
     # Optional: host(rows, indices, epoch) -> rows, for real CPU work per sample, such as
     # augmentation. It runs in a worker or reader thread, seeded by (seed, epoch, index) alone.
+
+
+class Dataset(Protocol):
+    """The module `dataset.py`. All functions may be absent; their numbers are then left out."""
+
+    Samples: Any
+    """`Samples(store, settings, split)`, a class like the one above."""
+
+    def synthesize(self, folder: Path, settings: Any) -> None:
+        """Write a small prepared dataset, always the same, to train on before `prepare`."""
+
+    def finish(self, metrics: dict[str, float], store: Any, split: str) -> dict[str, float]:
+        """Add the metrics that are no sums over samples, such as `r2`."""
+
+    def scores(self, project: Any, loader: Loader) -> dict[str, float]:
+        """Return the metrics that need all predictions of a split. Every rank calls it."""
+
+    def baseline_loss(self, store: Any, split: str) -> float:
+        """Return the loss of a split without a model; training must reach a lower one."""
+
+    def baselines(self, store: Any, settings: Any, split: str) -> dict[str, dict[str, float]]:
+        """Return the metrics of simple predictions without a model, by name."""
 
 
 class Loader(Protocol):

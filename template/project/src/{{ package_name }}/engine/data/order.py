@@ -140,7 +140,7 @@ class Order:
 
     def positions(self, epoch: int, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
         """Return the positions (rows, columns) in `range(count)`, −1 in padding."""
-        positions = rows * self.batch_size_all_ranks + columns
+        positions: np.ndarray = rows * self.batch_size_all_ranks + columns
         positions[positions >= self.count] = -1
         if self.train and self.kind != "time":
             is_sample = positions >= 0

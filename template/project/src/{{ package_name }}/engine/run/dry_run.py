@@ -167,9 +167,11 @@ def kind(value: object) -> str:
     return type(value).__name__
 
 
-def require_attributes(names: Iterable[str], value: object, title: str) -> None:
-    """Raise `UserError` if an object from your model.py lacks one of the attributes `names`."""
+def require_attributes(
+    names: Iterable[str], value: object, title: str, where: str = "model.py"
+) -> None:
+    """Raise `UserError` if an object from one of your files lacks one of the attributes `names`."""
     missing = [name for name in names if not hasattr(value, name)]
     if missing:
         what = f"{title} has no {' and no '.join(missing)}"
-        raise UserError(what, "model.py", "add it; engine/interfaces.py has the contract")
+        raise UserError(what, where, "add it; engine/interfaces.py has the contract")
