@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from ..engine.compute.host_memory import free_host_memory
+from ..engine.compute.host_memory import count_bytes, free_host_memory
 from ..engine.compute.optimization import compiles
-from ..engine.data.rows import count_bytes
 from ..engine.errors import UserError
 from ..engine.interfaces import Batch
 from ..engine.run.dry_run import reserve_averages, without_trace

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from ..compute.host_memory import local_processes
+from ..compute.host_memory import count_bytes, local_processes
 from ..errors import UserError
 from ..interfaces import Batch, Rows, Spans
 from ..signals import leave_signals
 from .order import Order
-from .rows import count_bytes, deliver, gather, mapped
+from .rows import deliver, gather, mapped
 from .store import Store
 
 SMALL_BATCH_BYTES = 1 << 20  # below this, passing a batch between processes costs more than reading

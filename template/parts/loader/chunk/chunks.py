@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..compute.host_memory import memory_left
+from ..compute.gpus import memory_left
 from ..errors import UserError
 from ..interfaces import Rows, Samples, Spans
 from .order import Order

@@ -1,26 +1,25 @@
-"""How much memory is free for this process, on the host and on a GPU."""
+"""How much of the host's memory is free for this process, and how much of it samples take."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
-if TYPE_CHECKING:
-    import torch
+import numpy as np
+
+from ..data.store import Store
 
 CGROUPS = Path("/sys/fs/cgroup")
 
 
-def memory_left(device: torch.device) -> float:
-    """Return the bytes that the largest step has left free on a GPU, or those free on the host."""
-    import torch
-
-    if device.type == "cpu":
-        return free_host_memory()
-    free, _ = torch.cuda.mem_get_info(device)
-    return free + torch.cuda.memory_reserved(device) - torch.cuda.max_memory_allocated(device)
+def count_bytes(samples: Any, store: Store, indices: np.ndarray) -> int:
+    """Return the bytes of the samples' rows as they are stored, padding included."""
+    total = 0
+    for name, spans in samples.spans(indices, 0).items():
+        total += spans.starts.size * spans.width * store.arrays[name].row_bytes
+    return total
 
 
 def free_host_memory() -> int:
