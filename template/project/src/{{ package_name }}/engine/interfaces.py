@@ -11,12 +11,14 @@ Shapes: `B` samples in a batch, `K` spans of one sample in one array, `W` padded
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from torch import Tensor
+
+from .errors import UserError
 
 Batch = dict[str, Tensor]
 """The input of a model: every tensor has the batch as its first axis and is on the device. It is
@@ -178,3 +180,13 @@ class Hook(Protocol):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a stored state on resume."""
+
+
+def require_attributes(
+    names: Iterable[str], value: object, title: str, where: str = "model.py"
+) -> None:
+    """Raise `UserError` if an object from one of your files lacks one of the attributes `names`."""
+    missing = [name for name in names if not hasattr(value, name)]
+    if missing:
+        what = f"{title} has no {' and no '.join(missing)}"
+        raise UserError(what, where, "add it; engine/interfaces.py has the contract")

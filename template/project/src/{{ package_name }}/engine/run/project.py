@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..data.order import make_order
 from ..data.store import SYNTHETIC
 from ..errors import UserError
-from .dry_run import require_attributes
+from ..interfaces import require_attributes
 
 if TYPE_CHECKING:
     import torch
