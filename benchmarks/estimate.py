@@ -41,7 +41,6 @@ def shrink() -> None:
 class OneBatch:
     """A loader that costs nothing."""
 
-    stall_seconds = 0.0
     order = SimpleNamespace(step_fraction=lambda *place: 1.0)
 
     def __init__(self, batch: dict[str, torch.Tensor]):

@@ -363,7 +363,7 @@ def forget(samples: Any) -> None:
     samples.batch = lambda rows: {
         "features": rows["features"].values,
         "target": rows["target"].values[:, :, 0],
-        "listed": rows["features"].lengths > 0,
+        "listed": rows["stock"].lengths > 0,
     }
 
 

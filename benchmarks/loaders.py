@@ -145,8 +145,7 @@ class Windows:
         return self.rows
 
     def spans(self, indices: np.ndarray, epoch: int) -> dict[str, Any]:
-        present = indices >= 0
-        span = self.Spans(np.where(present, indices, 0), present.astype(np.int64), 1)
+        span = self.Spans(indices, 1)
         return {"features": span, "targets": span}
 
     def batch(self, rows: dict[str, Any]) -> dict[str, Any]:

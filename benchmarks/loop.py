@@ -283,7 +283,6 @@ SETTINGS = {
 class InMemory:
     """The batches of the other sides, as a loader."""
 
-    stall_seconds = 0.0
     samples = None
 
     def __init__(self, data: Data):
@@ -302,7 +301,7 @@ class InMemory:
     def epoch(self, number: int, start_batch: int = 0) -> Iterator[Any]:
         every = torch.ones(BATCH, dtype=torch.bool)
         for x, y in Ring(self.data):
-            yield {"x": x, "y": y, "starts_sequence": every, "present": every}
+            yield {"x": x, "y": y, "present": every}
 
     def close(self) -> None:
         """Nothing is open."""

@@ -159,7 +159,9 @@ def test_only_timeseries_has_frames(tmp_path):
 
 def model(order: str) -> Any:
     sizes = {"width": 8, "depth": 2, "dropout": 0.0, "subtract_last": True, "linear_path": False}
-    settings = SimpleNamespace(model=SimpleNamespace(**sizes), data=SimpleNamespace(order=order))
+    settings = SimpleNamespace(
+        model=SimpleNamespace(**sizes), data=SimpleNamespace(order=order, stride=0)
+    )
     scale = {"history": 24, "mean": [0.0] * 3, "std": [1.0] * 3}
     frames = [{"name": "H1", "step": 3600, **scale}, {"name": "H4", "step": 14400, **scale}]
     facts: dict[str, Any] = {"horizon": 6, "targets": [0, 2], "frames": frames}
@@ -171,13 +173,12 @@ def model(order: str) -> Any:
 
 def test_only_frames_that_a_lane_passes_once_are_carried():
     generator = torch.Generator().manual_seed(1)
-    everywhere = torch.ones(4, dtype=torch.bool)
     batch = {name: torch.randn(4, 24, 3, generator=generator) for name in ("H1", "H4")}
     batch["target"] = torch.randn(4, 6, 2, generator=generator)
-    batch |= {"present": everywhere, "starts_sequence": everywhere}
+    batch |= {"present": torch.ones(4, dtype=torch.bool), "index": torch.arange(4)}
     carrying = model("lanes")
     loss = carrying(batch).loss
-    assert carrying.recurrent.states[True].keys() == {"H1"}
+    assert carrying.recurrent.states[True][1].keys() == {"H1"}
     plain = model("full")
     assert not hasattr(plain, "recurrent")
     assert torch.equal(loss, plain(batch).loss), "each lane starts here"

@@ -188,33 +188,6 @@ def test_memory_that_another_process_took_ends_only_who_insists(resident, folder
     loader.close()
 
 
-def test_a_pinned_buffer_is_not_filled_before_the_copy_out_of_it(folder, gpu, monkeypatch):
-    """Also if an epoch is left after a batch, as the dry run does."""
-    loader_module = module("engine.data.loader", "memmap")
-    deliver = loader_module.deliver
-    copied = []
-
-    def deliver_later(samples, rows, *more):
-        for values, _ in rows.values():
-            now = values.clone()
-            work = Work(lambda values=values, now=now: copied.append(values.equal(now)))
-            gpu.main.queue.append(work)
-        return deliver(samples, rows, *more)
-
-    monkeypatch.setattr(loader_module, "deliver", deliver_later)
-    loader = make("memmap", Pages, folder, settings("full"))
-    loader.pin = True
-    for _ in range(4):
-        batches = loader.epoch(0)
-        next(batches)
-        batches.close()
-    list(loader.epoch(0))
-    loader.close()
-    gpu.main.record_event().synchronize()
-    assert len(copied) == 2 * (4 + len(loader))
-    assert all(copied)
-
-
 def test_random_numbers_come_back_on_another_number_of_cards(monkeypatch):
     """Only the generator of the card in use is saved; a CPU saves none, and leaves it alone."""
     progress = module("engine.run.progress")

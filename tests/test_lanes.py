@@ -29,7 +29,7 @@ WORDS = ("train", *TINY["timeseries"], *LANES, "--evaluation.every_steps", "8")
 
 def model(order: str, **sizes: Any) -> Any:
     given = {"width": 8, "depth": 2, "dropout": 0.0, "subtract_last": False, "linear_path": False}
-    data = SimpleNamespace(order=order)
+    data = SimpleNamespace(order=order, stride=0)
     settings = SimpleNamespace(model=SimpleNamespace(**given | sizes), data=data)
     frame = {"name": "rows", "step": 3600, "history": 24, "mean": [0.0] * 3, "std": [1.0] * 3}
     facts: dict[str, Any] = {"horizon": 6, "targets": [0, 2], "frames": [frame]}
@@ -40,12 +40,11 @@ def model(order: str, **sizes: Any) -> Any:
 
 def batch(length: int = 24) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(1)
-    everywhere = torch.ones(4, dtype=torch.bool)
     return {
         "rows": torch.randn(4, length, 3, generator=generator),
         "target": torch.randn(4, 6, 2, generator=generator),
-        "present": everywhere,
-        "starts_sequence": everywhere,
+        "index": torch.arange(4) * 1000,
+        "present": torch.ones(4, dtype=torch.bool),
     }
 
 
@@ -53,10 +52,10 @@ def test_a_carried_state_is_that_of_one_long_window():
     """Two windows, one behind the other in a lane, end in the state of a window of both."""
     forecaster = model("lanes").eval()
     long = batch(length=48)
-    continued = {"starts_sequence": torch.zeros(4, dtype=torch.bool)}
+    continued = {"index": long["index"] + 24}
     forecaster(long | {"rows": long["rows"][:, :24]})
     second = forecaster(long | {"rows": long["rows"][:, 24:]} | continued)
-    assert forecaster.recurrent.states[False][0].shape == (4, 2, 8)  # lanes first
+    assert forecaster.recurrent.states[False][1][0].shape == (4, 2, 8)  # lanes first
     whole = forecaster(long)
     torch.testing.assert_close(second.loss, whole.loss)
 

@@ -47,16 +47,11 @@ class Pages:
         }
 
     def spans(self, indices: np.ndarray, epoch: int) -> dict[str, Any]:
-        present = indices >= 0
-        span = self.Spans(np.where(present, indices, 0), present.astype(np.int64), 1)
+        span = self.Spans(indices, 1)
         return {"pages": span, "targets": span}
 
     def batch(self, rows: dict[str, Any]) -> dict[str, torch.Tensor]:
-        batch = {}
-        for name, array in rows.items():
-            batch[name] = array.values
-            batch[f"{name}.lengths"] = array.lengths
-        return batch
+        return {name: array.values for name, array in rows.items()}
 
 
 class Windows(Pages):
@@ -65,9 +60,7 @@ class Windows(Pages):
     count = 288
 
     def spans(self, indices: np.ndarray, epoch: int) -> dict[str, Any]:
-        present = indices >= 0
-        starts = np.where(present, indices, 0)
-        return {"targets": self.Spans(starts, np.where(present, 12, 0), 12)}
+        return {"targets": self.Spans(indices, 12)}
 
 
 def write(folder: Path, rows: int = Pages.count) -> None:

@@ -8,7 +8,7 @@ import budget
 import numpy as np
 import pytest
 from rendering import REPOSITORY, render, replace
-from running import check_run, evaluation_of, newest_run, run
+from running import check_run, evaluation_of, newest_run, one_error, run
 
 PAGE = (REPOSITORY / "docs/own-data.md").read_text(encoding="utf-8")
 FILES = ("dataset.py", "model.py", "commands/prepare.py", "commands/predict.py")
@@ -91,3 +91,32 @@ def test_a_check_names_what_the_example_would_do_wrong(project, tmp_path):
     result = run(broken, "check", "--only", "padding", cwd=tmp_path)
     assert result.code == 1
     assert "must not count" in result.out
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("class Samples", "class Signals", "the file has no Samples: dataset.py: .*interfaces.py"),
+        ("def spans", "def rows", "Samples has no spans: dataset.py: .*interfaces.py"),
+        ("def synthesize", "def sample", "no prepared data: data: run `prepare --input"),
+    ],
+)
+def test_what_is_missing_in_the_dataset_is_one_line(old, new, says, project, tmp_path):
+    broken = shutil.copytree(project, tmp_path / "project")
+    replace(broken / "src/my_training/dataset.py", old, new)
+    (tmp_path / "config.yaml").write_text("{}", encoding="utf-8")
+    one_error(run(broken, "train", "--training.max_steps", "2", cwd=tmp_path), says)
+
+
+def test_a_dataset_without_baselines_trains_and_is_evaluated(project, tmp_path):
+    """Only `Samples` and the data are needed."""
+    bare = shutil.copytree(project, tmp_path / "project")
+    path = bare / "src/my_training/dataset.py"
+    text = path.read_text(encoding="utf-8")
+    for name in ("finish", "baseline_loss", "baselines", "scores"):
+        text = text.replace(f"def {name}(", f"def own_{name}(")
+    path.write_text(text, encoding="utf-8")
+    (tmp_path / "config.yaml").write_text("{}", encoding="utf-8")
+    for words in (("train", "--training.max_steps", "2"), ("evaluate",)):
+        check_run(bare, *words, cwd=tmp_path)
+    assert evaluation_of(tmp_path)["baselines"] == {}

@@ -164,7 +164,7 @@ def spoil(
 
 
 def sample_in(failed: Any, epoch: int, batch: int) -> int:
-    return int(failed.loader.order.indices(epoch, batch, batch + 1)[0][0, 5])
+    return int(failed.loader.order.indices(epoch, batch, batch + 1)[0, 5])
 
 
 def change(name: str, column: int | None, value: float) -> Callable[[dict, Any], None]:

@@ -144,8 +144,8 @@ def batch_of(opened: Any, split: str, indices: np.ndarray | None = None) -> dict
     rows = {}
     for name, span in samples.spans(indices, 0).items():
         values = opened.arrays[name].rows()[span.starts][:, None]
-        values[span.lengths == 0] = 0
-        rows[name] = rows_type(torch.from_numpy(values), torch.from_numpy(span.lengths))
+        values[span.starts < 0] = 0
+        rows[name] = rows_type(torch.from_numpy(values))
     index = torch.from_numpy(indices)
     return {**samples.batch(rows), "index": index, "present": index >= 0}
 

@@ -80,8 +80,6 @@ def make_row_by_row(inner: Any) -> Any:
             return [torch.from_numpy(part[row]) for part in self.sets]
 
     class RowByRow:
-        stall_seconds = 0.0
-
         def __init__(self, samples: Any, store: Any, settings: Any, order: Any, device: Any):
             self.inner = inner(samples, store, settings, order, device)
             self.samples, self.device, self.order = samples, device, order
@@ -94,24 +92,21 @@ def make_row_by_row(inner: Any) -> Any:
         def epoch(self, epoch: int, start: int = 0) -> Iterator[Any]:
             rows = project("engine.data.rows")
             interfaces = project("engine.interfaces")
-            indices, fresh = self.order.indices(epoch, 0, len(self))
+            indices = self.order.indices(epoch, 0, len(self))
             spans = [self.samples.spans(batch, epoch)[self.names[0]] for batch in indices[start:]]
             loader = torch.utils.data.DataLoader(
                 self.data,
-                batch_sampler=[part.starts[part.lengths > 0].tolist() for part in spans],
+                batch_sampler=[part.starts[part.starts >= 0].tolist() for part in spans],
                 pin_memory=self.device.type == "cuda",
                 generator=torch.Generator(),  # else it draws from the one that dropout draws from
             )
             for batch, parts in enumerate(loader, start):
-                lengths = torch.ones(len(parts[0]), dtype=torch.int64)
                 found = {
-                    name: interfaces.Rows(part[:, None], lengths)
+                    name: interfaces.Rows(part[:, None])
                     for name, part in zip(self.names, parts, strict=True)
                 }
                 present = indices[batch] >= 0
-                yield rows.deliver(
-                    self.samples, found, indices[batch][present], fresh[batch][present], self.device
-                )
+                yield rows.deliver(self.samples, found, indices[batch][present], self.device)
 
         def stats(self) -> dict[str, float]:
             return {}

@@ -129,8 +129,11 @@ class Samples:
                 width = int(lengths.flat[0])
             if self.tight:
                 width = max(int(taken.max(initial=0)), 1)
+            has_lengths = self.tight or not (lengths == lengths.flat[0]).all()
             spans[name] = engine("interfaces").Spans(
-                np.where(taken > 0, first, 10**9), taken, width
+                np.where(taken > 0, first, 10**9 if has_lengths else -1),
+                width,
+                taken if has_lengths else None,
             )
         return spans
 
@@ -138,21 +141,23 @@ class Samples:
         batch = {}
         for name, array in rows.items():
             batch[name] = array.values
-            batch[f"{name}.lengths"] = array.lengths
+            if array.lengths is not None:
+                batch[f"{name}.lengths"] = array.lengths
         return batch
 
     def expected(self, indices: np.ndarray, epoch: int) -> dict[str, np.ndarray]:
         """What `batch` must hold, read row by row."""
         batch = {}
-        for name, (starts, lengths, width) in self.spans(indices, epoch).items():
+        for name, (starts, width, lengths) in self.spans(indices, epoch).items():
             source = content(ARRAYS[name])
             values = np.zeros((*starts.shape, width, *ARRAYS[name]), np.int64)
             for place in np.ndindex(starts.shape):
                 first = starts[place]
-                count = lengths[place]
+                count = lengths[place] if lengths is not None else width * (first >= 0)
                 values[place][:count] = source[first : first + count]
             batch[name] = values
-            batch[f"{name}.lengths"] = lengths
+            if lengths is not None:
+                batch[f"{name}.lengths"] = lengths
         return batch
 
 
@@ -259,9 +264,8 @@ class Loop:
             distributed=distributed or OneOf(),
             device=CPU,
         )
-        loader = SimpleNamespace(stall_seconds=0.0)
         skips = self.project.precision.scaler.is_enabled()
-        self.meter = engine("log.meter").Meter(self.project.distributed, loader, skips)
+        self.meter = engine("log.meter").Meter(self.project.distributed, skips)
         self.signals = self
         self.step = 0
         self.step_fraction = 1.0
@@ -342,7 +346,6 @@ def ragged_batch(
         "lengths": torch.randint(0, WIDTH + 1, (count,), generator=random),
         "index": torch.arange(count),
         "present": torch.ones(count, dtype=torch.bool),
-        "starts_sequence": torch.ones(count, dtype=torch.bool),
     }
 
 
@@ -358,13 +361,15 @@ def cut(batch: dict[str, Tensor], borders: list[int]) -> list[dict[str, Tensor]]
 class Summing(nn.Module):
     """A stateful model: each lane's running sum of {"x": (B,)}, which is also its prediction.
 
+    The sample that continues a lane is the next one.
+
     Its weight enters the state, so that a state that was not cut off drags the old graph along.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.tensor(1.0))
-        self.recurrent = engine("run.recurrent", extras=["lanes"]).RecurrentState()
+        self.recurrent = engine("run.recurrent", extras=["lanes"]).RecurrentState(stride=1)
         self.seen: list[Tensor] = []
 
     def forward(self, batch: dict[str, Tensor]) -> Any:
@@ -374,7 +379,7 @@ class Summing(nn.Module):
             before = state["sum"]
         self.seen.append(before)
         total = before + self.weight * batch["x"]
-        self.recurrent.update({"sum": total}, self.training)
+        self.recurrent.update(batch, {"sum": total}, self.training)
         present = batch["present"]
         weight = present.sum(dtype=torch.float32)
         value = torch.where(present, total, 0.0).sum()

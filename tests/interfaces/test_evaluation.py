@@ -67,9 +67,8 @@ def numbered(values: np.ndarray, batch: int) -> list[dict[str, Tensor]]:
     batches = []
     for rows in np.split(np.arange(full), range(batch, full, batch)):
         numbers = torch.from_numpy(index[rows])
-        starts_sequence = torch.ones(batch, dtype=torch.bool)
         one = {"x": torch.from_numpy(x[rows]), "index": numbers}
-        batches.append(one | {"present": numbers >= 0, "starts_sequence": starts_sequence})
+        batches.append(one | {"present": numbers >= 0})
     return batches
 
 

@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import random
 import time
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,6 @@ from fakes import (
     LOADERS,
     ORDERS,
     Augmented,
-    OneOf,
     as_stored,
     content,
     engine,
@@ -104,12 +102,11 @@ def samples_of(loader: Any, epoch: int = 0) -> list[int]:
 @pytest.mark.parametrize("train", [True, False], ids=["train", "evaluation"])
 @pytest.mark.cover(2)
 def test_batches_hold_the_rows_of_their_samples(loader, order, shape, train, make):
-    """Values, zeros after lengths, absent spans, index and starts, compared with a direct
-    reading."""
+    """Values, zeros after lengths, absent spans and index, compared with a direct reading."""
     epoch = 2
     samples = shapes()[shape]
     made = make(loader, samples, order=order, train=train)
-    indices, starts_sequence = made.order.indices(epoch, 0, len(made))
+    indices = made.order.indices(epoch, 0, len(made))
     assert len(made) == len(indices) > 1
     batches = enumerate(made.epoch(epoch))
     for place, batch in batches:
@@ -117,11 +114,7 @@ def test_batches_hold_the_rows_of_their_samples(loader, order, shape, train, mak
         if shape == "host":
             noise = (indices[place] * 7 + epoch * 3) % 11
             expected["wide"] = expected["wide"] + noise[:, None, None]
-        expected |= {
-            "index": indices[place],
-            "starts_sequence": starts_sequence[place],
-            "present": indices[place] >= 0,
-        }
+        expected |= {"index": indices[place], "present": indices[place] >= 0}
         assert batch.keys() == expected.keys()
         for name, values in expected.items():
             np.testing.assert_array_equal(batch[name].numpy(), values, err_msg=name)
@@ -269,6 +262,13 @@ def test_a_read_only_folder_is_read_and_stays_as_it_was(loader, workers, tmp_pat
 # --- memory of the device
 
 
+def is_kept(loader: Any) -> bool:
+    """Whether its rows stay on the device."""
+    if hasattr(loader, "stats"):
+        return bool(loader.stats()["resident"])
+    return bool(loader.store.resident)
+
+
 @pytest.mark.parametrize(
     ("loader", "wish", "is_resident"),
     [
@@ -283,7 +283,7 @@ def test_a_read_only_folder_is_read_and_stays_as_it_was(loader, workers, tmp_pat
 def test_resident_is_a_wish(loader, wish, is_resident, make):
     made = make(loader, shapes()["rows"], resident=wish)
     next(made.epoch(0))
-    assert made.stats()["resident"] == is_resident
+    assert is_kept(made) == is_resident
 
 
 @pytest.mark.parametrize(("loader", "size"), [("memmap", "auto"), ("chunk", 1e-6)])
@@ -304,26 +304,27 @@ def test_resident_rows_grow_with_what_later_epochs_need(loader, make):
     next(made.epoch(0))
     expected = epoch_of(make("dataloader", shapes()["shifted"], order="random_start"), 2)
     assert epoch_of(made, 2) == expected
-    assert made.stats()["resident"] == 1
+    assert is_kept(made)
 
 
-def test_waiting_for_the_gpu_is_no_wait_for_data(make, monkeypatch):
-    """`memmap` waits until the GPU has copied a buffer, which it does after earlier steps."""
-    made = make("memmap", shapes()["rows"])
-    seconds = 0.0
-
-    def synchronize():
-        nonlocal seconds
-        seconds += 1
-
-    monkeypatch.setattr(time, "perf_counter", lambda: seconds)
-    made._copied = [SimpleNamespace(synchronize=synchronize)] * len(made._copied)
-    meter = engine("log.meter", loader="memmap").Meter(OneOf(), made, skips=False)
-    batches = made.epoch(0)
-    for _ in range(len(made)):
-        meter.next_batch(batches)
-    assert made.stall_seconds == len(made)
-    assert meter.waited == 0
+def test_loaders_of_a_store_share_the_rows_on_the_device(make):
+    """Each adds the arrays that it alone needs."""
+    given = {"resident": True}
+    training = make("memmap", shapes()["windows"], **given)
+    validation = make("memmap", shapes()["ragged"], train=False, **given)
+    expected = []
+    for loader in (training, validation):
+        plain = make("dataloader", loader.samples, train=loader.order.train)
+        expected.append(epoch_of(plain))
+    assert epoch_of(training) == expected[0]
+    kept = dict(training.store.resident)
+    assert kept.keys() == {"wide", "one"}
+    assert epoch_of(validation) == expected[1]
+    assert training.store.resident.keys() == {"wide", "one", "square"}
+    assert all(training.store.resident[name] is rows for name, rows in kept.items())
+    training.close()
+    assert not training.store.resident
+    assert epoch_of(validation) == expected[1]
 
 
 def test_a_worker_that_dies_is_one_line(make):

@@ -200,24 +200,20 @@ def test_a_group_keeps_its_own_rate(framework):
     assert_same(moved(model, start), wanted)
 
 
-def stateful(x: list[float], starts_sequence: list[bool]) -> dict[str, Tensor]:
-    present = torch.ones(len(x), dtype=torch.bool)
-    return {
-        "x": torch.tensor(x),
-        "starts_sequence": torch.tensor(starts_sequence),
-        "present": present,
-    }
+def stateful(x: list[float], index: list[int]) -> dict[str, Tensor]:
+    numbers = torch.tensor(index)
+    return {"x": torch.tensor(x), "index": numbers, "present": numbers >= 0}
 
 
 def test_a_state_continues_in_its_lane_and_is_zero_where_it_starts_afresh():
     model = Summing()
-    model(stateful([1, 2, math.inf], [True, True, True]))
-    model(stateful([10, 20, 30], [False, True, True]))
-    model(stateful([100, 200, 300], [False, False, False]))
+    model(stateful([1, 2, math.inf], [0, 5, -1]))
+    model(stateful([10, 20, 30], [1, 5, 0]))
+    model(stateful([100, 200, 300], [2, 6, 1]))
     assert model.seen[1].tolist() == [1, 0, 0], "not even an infinite state reaches a fresh lane"
     assert model.seen[2].tolist() == [11, 20, 30]
-    model.eval()(stateful([5, 6], [True, True]))
-    model.train()(stateful([0, 0, 0], [False, False, False]))
+    model.eval()(stateful([5, 6], [3, 7]))
+    model.train()(stateful([0, 0, 0], [3, 7, 2]))
     assert model.seen[4].tolist() == [111, 220, 330], "an evaluation leaves it alone"
 
 
@@ -226,8 +222,8 @@ def test_a_carried_state_is_cut_off_from_the_graph(framework):
     """The gradient of a batch is its own: d(w · x)/dw = x, whatever came before."""
     model = Summing()
     loop = Loop(model, framework=framework)
-    for _ in range(3):
+    for step in range(3):
         before = model.weight.item()
-        loop([stateful([2.0, 4.0], [False, False])])
+        loop([stateful([2.0, 4.0], [step, 10 + step])])
         assert before - model.weight.item() == pytest.approx(3.0)
     assert not model.seen[-1].requires_grad

@@ -70,16 +70,14 @@ def ranks(arguments: dict[str, Any]) -> list[Any]:
     return [make(arguments, rank=rank) for rank in range(arguments["world"])]
 
 
-def whole_epoch(order: Any, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-    """(batches, B) indices and fresh of an epoch."""
+def whole_epoch(order: Any, epoch: int) -> np.ndarray:
+    """(batches, B) indices of an epoch."""
     return order.indices(epoch, 0, len(order))
 
 
-def of_all_ranks(arguments: dict[str, Any], epoch: int) -> tuple[np.ndarray, np.ndarray]:
-    """(batches, B × world) indices and fresh of an epoch."""
-    epochs_of_ranks = [whole_epoch(order, epoch) for order in ranks(arguments)]
-    indices, starts_sequence = zip(*epochs_of_ranks, strict=True)
-    return np.concatenate(indices, 1), np.concatenate(starts_sequence, 1)
+def of_all_ranks(arguments: dict[str, Any], epoch: int) -> np.ndarray:
+    """(batches, B × world) indices of an epoch."""
+    return np.concatenate([whole_epoch(order, epoch) for order in ranks(arguments)], 1)
 
 
 def samples_of(indices: np.ndarray) -> list[int]:
@@ -96,23 +94,16 @@ def chosen_from(order: Any) -> list[int]:
 @quickly
 def test_every_rank_has_equally_many_full_batches(arguments, epoch):
     for order in ranks(arguments):
-        indices, starts_sequence = whole_epoch(order, epoch)
-        assert (
-            indices.shape
-            == starts_sequence.shape
-            == (len(make(arguments)), arguments["batch_size"])
-        )
-        assert (indices.dtype, starts_sequence.dtype) == (np.int64, bool)
-        assert starts_sequence[indices < 0].all()
-        assert starts_sequence[:1].all(), "nothing precedes an epoch"
-        assert starts_sequence.all() or arguments["kind"] == "lanes"
+        indices = whole_epoch(order, epoch)
+        assert indices.shape == (len(make(arguments)), arguments["batch_size"])
+        assert indices.dtype == np.int64
 
 
 @given(orders(), epochs)
 @quickly
 def test_an_epoch_has_each_sample_once(arguments, epoch):
     """Training has those of the fraction, evaluation all; lanes skip the samples in between."""
-    indices, _ = of_all_ranks(arguments, epoch)
+    indices = of_all_ranks(arguments, epoch)
     assert indices.min() >= -1
     samples = sorted(samples_of(indices))
     assert len(set(samples)) == len(samples)
@@ -136,7 +127,7 @@ def test_an_epoch_has_each_sample_once(arguments, epoch):
 @quickly
 def test_a_step_has_a_fraction_of_the_samples_of_a_complete_one(arguments, epoch, accumulation):
     """All ranks agree on it. The only step of an epoch is complete, however few samples it has."""
-    indices, _ = of_all_ranks(arguments, epoch)
+    indices = of_all_ranks(arguments, epoch)
     for first in range(0, len(indices), accumulation):
         last = min(first + accumulation, len(indices))
         expected = 1.0
@@ -152,7 +143,7 @@ def test_an_evaluation_of_a_fraction_has_the_same_samples_each_time(arguments, e
     """They are evenly spaced; lanes take the newest ones, which are neighbours."""
     length = arguments["length"]
     count = max(1, round(length * fraction))
-    indices, _ = of_all_ranks(arguments | {"evaluation_fraction": fraction}, epoch)
+    indices = of_all_ranks(arguments | {"evaluation_fraction": fraction}, epoch)
     expected = [place * length // count for place in range(count)]
     if arguments["kind"] == "lanes":
         expected = list(range(length - count, length))
@@ -198,20 +189,20 @@ def test_what_was_asked_before_changes_nothing(arguments, turns):
 def test_an_epoch_begins_anywhere(arguments, epoch, first, count):
     """A part of it is what it is in the whole, however much is computed at once."""
     for order in ranks(arguments):
-        whole = np.array(whole_epoch(order, epoch))
+        whole = whole_epoch(order, epoch)
         first %= len(order) + 1
         stretch = order.indices(epoch, first, first + count)
-        np.testing.assert_array_equal(stretch, whole[:, first : first + count])
-        batches = [indices.tolist() for indices, _ in order.batches(epoch, first)]
-        assert batches == whole[0, first:].tolist()
+        np.testing.assert_array_equal(stretch, whole[first : first + count])
+        batches = [indices.tolist() for indices in order.batches(epoch, first)]
+        assert batches == whole[first:].tolist()
 
 
 def test_an_epoch_is_longer_than_what_is_computed_at_once(monkeypatch):
     monkeypatch.setattr(engine("data.order"), "TOGETHER", 64)
     for kind in ORDERS:
         order = make(SIMPLE, kind=kind, length=999, batch_size=7, block=100)
-        indices, _ = whole_epoch(order, 1)
-        assert [batch.tolist() for batch, _ in order.batches(1)] == indices.tolist()
+        indices = whole_epoch(order, 1)
+        assert [batch.tolist() for batch in order.batches(1)] == indices.tolist()
 
 
 @pytest.mark.parametrize("kind", [kind for kind in ORDERS if kind != "time"])
@@ -219,7 +210,7 @@ def test_seed_and_epoch_change_a_shuffled_order(kind):
     sequences = []
     for seed, epoch in itertools.product((1, 2), (0, 1)):
         order = make(SIMPLE, kind=kind, length=500, block=50, stride=100, seed=seed)
-        indices, _ = whole_epoch(order, epoch)
+        indices = whole_epoch(order, epoch)
         assert indices.tolist() not in sequences
         sequences.append(indices.tolist())
 
@@ -240,7 +231,7 @@ def test_a_billion_samples_take_little_memory(kind, train):
     try:
         order = make(SIMPLE, kind=kind, length=10**9, batch_size=256, stride=1, train=train)
         for epoch, start in ((0, 0), (7, len(order) // 2), (7, len(order) - 1)):
-            indices, _ = next(order.batches(epoch, start))
+            indices = next(order.batches(epoch, start))
             assert indices.shape == (256,)
             assert indices.max() < 10**9
         assert tracemalloc.get_traced_memory()[1] < 50 << 20
@@ -254,7 +245,7 @@ def test_a_billion_samples_take_little_memory(kind, train):
 @given(orders(kinds=("block",), train=True), epochs)
 @quickly
 def test_all_samples_of_a_block_come_before_the_next_block(arguments, epoch):
-    indices, _ = of_all_ranks(arguments, epoch)
+    indices = of_all_ranks(arguments, epoch)
     place = {sample: place for place, sample in enumerate(chosen_from(make(arguments)))}
     blocks = [place[sample] // arguments["block"] for sample in samples_of(indices)]
     changes = sum(left != right for left, right in itertools.pairwise(blocks))
@@ -263,32 +254,40 @@ def test_all_samples_of_a_block_come_before_the_next_block(arguments, epoch):
 
 def test_each_block_has_a_shuffle_of_its_own():
     order = make(SIMPLE, kind="block", length=20 * 64, batch_size=64, block=64)
-    indices = np.concatenate([whole_epoch(order, epoch)[0] for epoch in (0, 1)])
+    indices = np.concatenate([whole_epoch(order, epoch) for epoch in (0, 1)])
     assert len({tuple(batch % 64) for batch in indices}) == 40
 
 
 @given(orders(kinds=("lanes",)), epochs)
 @example(SIMPLE | {"kind": "lanes", "train": False}, 0)
 @quickly
-def test_a_lane_continues_in_time_and_says_where_it_begins(arguments, epoch):
-    """Where a state is carried, the sample `stride` later follows in the same row of the batch."""
+def test_a_lane_continues_in_time_from_where_it_begins(arguments, epoch):
+    """A lane begins once; then the sample `stride` later follows in the same row of the batch, also
+    if the rows were padding or another lane before."""
     stride = arguments["stride"]
-    indices, starts_sequence = of_all_ranks(arguments, epoch)
-    is_carried = ~starts_sequence[1:]
-    before = indices[:-1][is_carried]
-    assert (before >= 0).all()
-    assert (indices[1:][is_carried] == before + stride).all()
+    indices = of_all_ranks(arguments, epoch)
+    is_carried = (indices[:-1] >= 0) & (indices[1:] == indices[:-1] + stride)
+    num_begins = (indices >= 0).sum() - is_carried.sum()
     count = make(arguments).count
     lanes = min(stride, count)
     if arguments["train"]:
         lanes = min(indices.shape[1], max(count // stride, 1))
-    assert (starts_sequence & (indices >= 0)).sum() == lanes
+    assert num_begins == lanes
+
+
+@given(orders(kinds=("lanes",)), epochs, epochs)
+@quickly
+def test_no_lane_seems_to_continue_one_of_another_epoch(arguments, epoch, other):
+    last = of_all_ranks(arguments, epoch)[-1]
+    first = of_all_ranks(arguments, other)[0]
+    continues = (last >= 0) & (first == last + arguments["stride"])
+    assert not continues.any()
 
 
 @given(orders(kinds=("lanes",), train=True), epochs)
 @quickly
 def test_training_lanes_are_stretches_of_equal_length(arguments, epoch):
-    indices, _ = of_all_ranks(arguments, epoch)
+    indices = of_all_ranks(arguments, epoch)
     lanes = [samples_of(lane) for lane in indices.T if lane.max() >= 0]
     for left, right in itertools.pairwise(lanes):
         assert left[-1] < right[0]
@@ -301,7 +300,7 @@ def test_buckets_are_cut_from_sorted_lengths(arguments, epoch):
     """In a pool, batches overlap in length by no more than their borders: the least padding."""
     slots = arguments["batch_size"] * arguments["world"]
     assume(arguments["length"] <= engine("data.buckets", workload="seq2seq").BATCHES * slots)
-    indices, _ = of_all_ranks(arguments, epoch)
+    indices = of_all_ranks(arguments, epoch)
     ranges = []
     for batch in indices:
         lengths = arguments["lengths"][batch[batch >= 0]]
@@ -327,5 +326,5 @@ RULES = {
 @pytest.mark.parametrize("kind", ORDERS)
 def test_the_rule_is_that_of_its_number(kind):
     chosen = {"length": 1000, "seed": 7, "block": 64, "stride": 9, "fraction": 0.9}
-    indices, _ = make(SIMPLE, kind=kind, **chosen).indices(2, 0, 3)
+    indices = make(SIMPLE, kind=kind, **chosen).indices(2, 0, 3)
     assert indices.ravel().tolist() == RULES[engine("data.order").RULE][kind]

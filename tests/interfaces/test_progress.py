@@ -16,7 +16,7 @@ def ranks_of(world: int, rank: int, batch: int, kind: str = "lanes") -> Any:
     by_width = kind in ("lanes", "bucket")
     sizes = {"rank": rank, "batch_size": batch, "batch_size_all_ranks": batch * world}
     order = SimpleNamespace(kind=kind, by_width=by_width, **sizes)
-    recurrent = engine("run.recurrent", extras=["lanes"]).RecurrentState()
+    recurrent = engine("run.recurrent", extras=["lanes"]).RecurrentState(stride=1)
     progress = module.Progress(step=6)
     group = OneOf(world, rank)
     meter = engine("log.meter").Meter(group, None, skips=False)

@@ -146,28 +146,27 @@ def test_a_manifest_that_cannot_be_true_is_refused_under_a_correct_seal(name, tm
         engine("data.store").Store.open(tmp_path / "data")
 
 
-def test_a_flipped_bit_is_found_at_opening_where_the_data_are_small(tmp_path, monkeypatch):
-    module = engine("data.store")
-    error = engine("errors").UserError
-    store = stored(tmp_path)
-    path = store.arrays["x"].path
+def flip_unseen(path: Path) -> None:
+    """Flip bits, with the size and the times of the file as they were."""
     before = path.stat()
     path.write_bytes(path.read_bytes()[:-1] + b"\xff")
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-    module.Store.open(tmp_path)  # was compared when it was new, and seems not to have changed
-    days_later = time.time() + (module.VERIFY_DAYS + 1) * 24 * 3600
-    with monkeypatch.context() as patch:
-        patch.setattr(module.time, "time", lambda: days_later)
-        with pytest.raises(error, match=r"damaged: .*store-x-.*: copy"):
-            module.Store.open(tmp_path)
-    os.utime(path)
-    with monkeypatch.context() as patch:
-        patch.setattr(module, "SMALL_BYTES", 0)
+
+
+def test_a_flipped_bit_is_found_at_each_opening_where_the_data_are_small(tmp_path, monkeypatch):
+    module = engine("data.store")
+    path = stored(tmp_path).arrays["x"].path
+    flip_unseen(path)
+    with pytest.raises(engine("errors").UserError, match=r"damaged: .*store-x-.*: copy"):
         module.Store.open(tmp_path)
-    with pytest.raises(error, match=r"damaged: .*store-x-.*: copy"):
+    monkeypatch.setattr(module, "SMALL_BYTES", 0)
+    store = module.Store.open(tmp_path)
+    (name,) = store.files
+    with pytest.raises(engine("errors").UserError, match=r"damaged: .*store-x-.*: copy"):
+        store.verify(name)
+    path.write_bytes(b"")
+    with pytest.raises(engine("errors").UserError, match=r"was cut, .*store-x-.*: copy"):
         module.Store.open(tmp_path)
-    with pytest.raises(error, match="damaged"):
-        module.verify(store, again=True)
 
 
 def test_a_run_remembers_its_data_without_their_rows(tmp_path):
@@ -189,26 +188,51 @@ def test_a_run_remembers_its_data_without_their_rows(tmp_path):
     assert remembered(run) is None, "a damaged record is none"
 
 
-def test_the_guard_ends_a_run_on_damaged_data(tmp_path):
-    store = stored(tmp_path)
-    path = store.arrays["x"].path
-    failed: list[Exception] = []
-    project = SimpleNamespace(store=store, distributed=SimpleNamespace(is_main=True))
-    run = SimpleNamespace(project=project, fail=failed.append)
+class Guard:
+    """The hook in a run on the data in a folder."""
 
-    def watch():
-        hook = imported(render(extras=["guard"]), "hooks.guard").Hook()
-        hook.start(run)
+    def __init__(self, folder: Path):
+        project = render(extras=["guard"])
+        self.failed: list[Exception] = []
+        self.module = imported(project, "hooks.guard")
+        store = imported(project, "engine.data.store").Store.open(folder)
+        run_project = SimpleNamespace(store=store, distributed=SimpleNamespace(is_main=True))
+        self.run = SimpleNamespace(project=run_project, fail=self.failed.append)
+
+    def watch(self) -> list[Exception]:
+        hook = self.module.Hook()
+        hook.start(self.run)
         for thread in threading.enumerate():
             if thread.name == "guard":
                 thread.join()
-        hook.after_step(run)
+        hook.after_step(self.run)
+        return self.failed
 
-    watch()
+
+def test_the_guard_ends_a_run_on_damaged_data(tmp_path):
+    path = stored(tmp_path).arrays["x"].path
+    guard = Guard(tmp_path)
+    assert not guard.watch()
     path.write_bytes(path.read_bytes()[:-1] + b"\xff")
-    project.distributed.is_main = False
-    watch()
-    assert not failed
-    project.distributed.is_main = True
-    watch()
-    assert "store-x-" in str(failed[0])
+    guard.run.project.distributed.is_main = False
+    assert not guard.watch()
+    guard.run.project.distributed.is_main = True
+    assert "store-x-" in str(guard.watch()[0])
+
+
+def test_the_guard_compares_an_unchanged_file_again_after_30_days(tmp_path, monkeypatch):
+    path = stored(tmp_path).arrays["x"].path
+    guard = Guard(tmp_path)
+    guard.watch()
+    flip_unseen(path)
+    assert not guard.watch(), "it was compared, and seems not to have changed"
+    days_later = time.time() + 31 * 24 * 3600
+    monkeypatch.setattr(guard.module.time, "time", lambda: days_later)
+    assert "damaged" in str(guard.watch()[0])
+
+
+def test_the_guard_names_a_file_that_the_disk_cannot_read(tmp_path):
+    store = stored(tmp_path)
+    guard = Guard(tmp_path)
+    store.arrays["x"].path.unlink()
+    assert "the disk cannot read (No such file or directory): " in str(guard.watch()[0])

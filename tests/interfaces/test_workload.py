@@ -14,6 +14,8 @@ from importing import imported
 from rendering import render, scratch
 from test_tier_b import TINY
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from variants import choices
 
 every_workload = pytest.mark.parametrize("workload", choices("workload"))
@@ -64,14 +66,11 @@ def read(workload: str, numbers: list[int], split: str = "validation") -> dict[s
     indices = np.array(numbers)
     rows = {}
     for name, spans in of_split.spans(indices, 0).items():
-        array = store(workload).arrays[name]
-        values = engine_rows.gather(engine_rows.mapped(array), spans)
-        values = values.view(engine_rows.stored_dtype(array))
-        lengths = torch.from_numpy(spans.lengths)
-        rows[name] = module(workload, "engine.interfaces").Rows(values, lengths)
+        source = engine_rows.mapped(store(workload).arrays[name])
+        rows[name] = engine_rows.gather(source, spans)
     if hasattr(of_split, "host"):
         rows = of_split.host(rows, indices, 0)
-    return engine_rows.deliver(of_split, rows, indices, np.ones(len(indices), bool), CPU)
+    return engine_rows.deliver(of_split, rows, indices, CPU)
 
 
 @torch.no_grad()
@@ -97,17 +96,18 @@ def test_spans_are_inside_their_arrays_and_empty_for_padding(workload, split):
     indices = np.array([0, -1, count - 1, count // 2, -1])
     for epoch in (0, 1):
         again = of_split.spans(indices, epoch)
-        for name, (starts, lengths, width) in of_split.spans(indices, epoch).items():
-            assert starts.shape == lengths.shape
-            assert starts.dtype == lengths.dtype == np.int64
-            assert len(starts) == len(indices)
-            np.testing.assert_array_equal(starts, again[name].starts)
-            np.testing.assert_array_equal(lengths, again[name].lengths)
-            is_present = lengths > 0
+        for name, spans in of_split.spans(indices, epoch).items():
+            num_rows = spans.num_rows()
+            assert spans.starts.shape == num_rows.shape
+            assert spans.starts.dtype == num_rows.dtype == np.int64
+            assert len(spans.starts) == len(indices)
+            np.testing.assert_array_equal(spans.starts, again[name].starts)
+            np.testing.assert_array_equal(num_rows, again[name].num_rows())
+            is_present = num_rows > 0
             assert not is_present[indices < 0].any()
-            assert lengths.max() <= width
-            assert (starts[is_present] >= 0).all()
-            last = (starts + lengths)[is_present].max()
+            assert num_rows.max() <= spans.width
+            assert (spans.starts[is_present] >= 0).all()
+            last = (spans.starts + num_rows)[is_present].max()
             assert last <= store(workload).arrays[name].shape[0]
 
 
@@ -180,9 +180,52 @@ def test_every_order_of_the_workload_gives_what_a_direct_reading_gives(workload,
         )
         batch = next(made.epoch(0))
         expected = read(workload, batch["index"].tolist(), "train")
-        expected["starts_sequence"] = batch["starts_sequence"]
         torch.testing.assert_close(batch, expected, rtol=0, atol=0, equal_nan=True)
         made.close()
+
+
+class Copies(TorchDispatchMode):
+    """Counts the operations that put values of the host onto the device `meta`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        result = function(*args, **(kwargs or {}))
+        inputs = [x for x in tree_leaves(args) if isinstance(x, Tensor)]
+        outputs = [x for x in tree_leaves(result) if isinstance(x, Tensor)]
+        from_host = any(x.device.type == "cpu" for x in inputs)
+        self.count += from_host and any(x.device.type == "meta" for x in outputs)
+        return result
+
+
+# The numbers of the samples, and the places of their spans in each array; `graph` and `windows` have
+# more arrays.
+COPIES = {"timeseries": 2, "llm": 2, "tabular": 4, "seq2seq": 3, "windows": 3, "graph": 5}
+
+
+@every_workload
+def test_a_batch_of_resident_rows_is_two_copies_to_the_device(workload, monkeypatch):
+    """One of the samples' numbers, and one of the places in each array."""
+    project = render(workload=workload, loader="memmap")
+    loader_module = imported(project, "engine.data.loader")
+    monkeypatch.setattr(loader_module, "memory_left", lambda device: 1 << 30)
+    given = settings(workload, project, data__batch_size=4, data__resident=True)
+    of_split = samples(workload)
+    of_split.training = True
+    order = imported(project, "engine.data.order").make_order(of_split, given)
+    device = torch.device("meta")
+    loader = loader_module.Loader(of_split, store(workload), given, order, device)
+    batches = loader.epoch(0)
+    next(batches)  # copies what is constant
+    with Copies() as copies:
+        batch = next(batches)
+    loader.close()
+    assert {values.device.type for values in batch.values()} == {"meta"}
+    assert copies.count == COPIES[workload]
 
 
 @every_workload

@@ -17,7 +17,7 @@ from tqdm import tqdm
 from .. import dataset
 from ..assemble import open_store
 from ..engine.compute.precision import Precision, mean_and_clip
-from ..engine.data.rows import deliver, gather, mapped, stored_dtype
+from ..engine.data.rows import deliver, gather, mapped
 from ..engine.interfaces import Batch, Rows, Spans
 from ..engine.plugins import discover
 from ..engine.run.dry_run import check_model
@@ -106,29 +106,28 @@ class Bench:
         indices = np.array(list(numbers))
         rows = {}
         for name, spans in samples.spans(indices, epoch).items():
-            values = self.stored(name, spans)
-            rows[name] = Rows(values, torch.from_numpy(spans.lengths))
+            rows[name] = self.stored(name, spans)
             if change is not None:
                 rows[name] = change(name, rows[name])
         if hasattr(samples, "host"):
             rows = samples.host(rows, indices, epoch)
-        return deliver(samples, rows, indices, np.ones(len(indices), bool), CPU)
+        return deliver(samples, rows, indices, CPU)
 
-    def stored(self, name: str, spans: Spans) -> Tensor:
+    def stored(self, name: str, spans: Spans) -> Rows:
         """Return the stored rows of an array, padded with zeros."""
         array = self.store.arrays[name]
         if array.offset is not None:
-            return gather(mapped(array), spans).view(stored_dtype(array))
+            return gather(mapped(array), spans)
         # Only HDF5 can read a compressed dataset, one span after the other.
         starts = np.ravel(spans.starts)
-        lengths = np.ravel(spans.lengths)
+        lengths = np.ravel(spans.num_rows())
         packed = discover("engine.data", "Hdf5Array")[0].Hdf5Array(**vars(array))
         pieces = []
         for start, length in zip(starts, lengths, strict=True):
             pieces.append(packed.read(start, start + length))
         source = torch.from_numpy(np.concatenate(pieces))
-        new_starts = (lengths.cumsum() - lengths).reshape(spans.starts.shape)
-        return gather(source, spans._replace(starts=new_starts)).view(stored_dtype(array))
+        new_starts = np.where(lengths > 0, lengths.cumsum() - lengths, -1)
+        return gather(source, spans._replace(starts=new_starts.reshape(spans.starts.shape)))
 
     def new_model(self, seed: int = 0) -> Any:
         """Return a new model; it and later random numbers come from the run's seed plus `seed`."""
@@ -278,7 +277,7 @@ class Swap:
             if name != self.array:
                 return rows
             values = rows.values
-            sample_axes = rows.lengths.dim()
+            sample_axes = values.dim() - len(self.bench.store.arrays[name].shape)
             mask = torch.zeros(len(values), values.shape[sample_axes], dtype=torch.bool)
             mask[:-1, : others.shape[1]] = torch.from_numpy(others)
             shape = [1] * values.dim()

@@ -64,7 +64,7 @@ def check_shapes(bench: Bench) -> str:
     why = "metrics are not the same (sum, count) of () for every batch"
     require(several.metrics.keys() == alone.keys(), why, FORWARD)
     check_predictions(predicted(model, bench.batch), bench.batch)
-    return ", ".join(f"{name} {kind(x)}" for name, x in list(bench.batch.items())[:-3])
+    return ", ".join(f"{name} {kind(x)}" for name, x in list(bench.batch.items())[:-2])
 
 
 def check_batch(batch: Batch) -> None:
@@ -230,7 +230,7 @@ def check_padding(bench: Bench) -> str:
     numbers = np.array(bench.numbers("train", 256))
     rows = np.zeros(len(numbers))
     for array in spans(numbers, 0).values():
-        rows += array.lengths.reshape(len(numbers), -1).sum(1)
+        rows += array.num_rows().reshape(len(numbers), -1).sum(1)
     short = int(numbers[np.argmin(rows)])
     long = int(numbers[np.argmax(rows)])
     widths = []
@@ -254,7 +254,7 @@ def check_future(bench: Bench) -> str:
     numbers = np.array(bench.numbers("train", FEW))
     looked = 0
     for array, spans in bench.samples["train"].spans(numbers, 0).items():
-        lengths = spans.lengths.reshape(len(numbers), -1).max(1)
+        lengths = spans.num_rows().reshape(len(numbers), -1).max(1)
         for donor, length in zip(numbers[1:], lengths[1:], strict=True):
             num_rows = min(int(lengths[0]), int(length))
             swap = Swap(bench, array, int(numbers[0]), int(donor))

@@ -8,14 +8,20 @@ that names it.
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import time
 from typing import TYPE_CHECKING
 
-from ..engine.data.store import Store, verify
+from ..engine.data.store import Store
 from ..engine.errors import UserError
+from ..engine.files import is_sealed, read_json, write_sealed
 
 if TYPE_CHECKING:
     from ..engine.run.run import Run
+
+VERIFIED = "verified.json"  # in the data folder: which files were compared, and when
+VERIFY_DAYS = 30  # after so many days, a file is compared with its checksum again
 
 
 class Hook:
@@ -37,11 +43,38 @@ class Hook:
 
     def _compare(self, store: Store) -> None:
         try:
-            verify(store)
+            compare_files(store)
         except UserError as error:
             self._error = error
+        except OSError as error:
+            what = f"the disk cannot read ({error.strerror})"
+            self._error = UserError(what, str(error.filename or store.folder), "check it")
 
     def after_step(self, run: Run) -> None:
         """End the run if a file is damaged."""
         if self._error is not None:
             run.fail(self._error)
+
+
+def compare_files(store: Store) -> None:
+    """Compare files with the manifest's checksums; skip those that the record knows as unchanged.
+
+    A file is unchanged while its size, modification time and inode stay the same. Raises
+    `UserError` that names the damaged file.
+    """
+    record = read_json(store.folder / VERIFIED)
+    if not is_sealed(record):
+        record = {}
+    now = time.time()
+    oldest = now - VERIFY_DAYS * 24 * 3600
+    for name in store.files:
+        status = (store.folder / name).stat()
+        state = [status.st_size, status.st_mtime_ns, status.st_ino]
+        known_state, compared = record.get(name, (None, 0))
+        if known_state == state and oldest < compared <= now:
+            continue
+        store.verify(name)
+        record[name] = (state, now)
+        # If the folder cannot be written, the file is compared each time.
+        with contextlib.suppress(OSError):
+            write_sealed(store.folder / VERIFIED, record)

@@ -149,8 +149,10 @@ def check_compile(settings: Settings, card: gpus.Card) -> Finding:
 def check_data(settings: Settings) -> Finding:
     """Compare all files of the prepared dataset with their checksums."""
     from ..assemble import open_store
-    from ..engine.data.store import verify
 
     store = open_store(settings)
-    num_bytes = verify(store, again=True)
+    num_bytes = 0
+    for name, entry in store.files.items():
+        store.verify(name)
+        num_bytes += entry["bytes"]
     return "ok", f"{num_bytes / 1e6:,.1f} MB in {store.folder} are as `prepare` wrote them"

@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset
 
 from ..engine.data.order import Order
-from ..engine.data.rows import deliver, gather, mapped, stored_dtype
+from ..engine.data.rows import deliver, gather, mapped
 from ..engine.data.store import Store
 from ..engine.interfaces import Batch, Rows
 from ..engine.signals import leave_signals
@@ -35,21 +35,31 @@ class Reader(Dataset):
         indices = np.array([index])
         rows = {}
         for name, spans in self.samples.spans(indices, epoch).items():
-            array = self.store.arrays[name]
             if name not in self.maps:
-                self.maps[name] = mapped(array)
-            values = gather(self.maps[name], spans).view(stored_dtype(array))
-            rows[name] = Rows(values, torch.from_numpy(spans.lengths))
+                self.maps[name] = mapped(self.store.arrays[name])
+            rows[name] = gather(self.maps[name], spans)
         host = getattr(self.samples, "host", None)
         if host is not None:
             rows = host(rows, indices, epoch)
         return rows
 
+    def stack(self, samples: list[dict[str, Rows]]) -> dict[str, Rows]:
+        """Stack samples, padded with zeros to the widest one."""
+        rows = {}
+        for name, first in samples[0].items():
+            # The axis of the padded width, after (B,) or (B, K).
+            axis = first.values.dim() - len(self.store.arrays[name].shape)
+            values = [sample[name].values[0].movedim(axis - 1, 0) for sample in samples]
+            padded = pad_sequence(values, batch_first=True).movedim(1, axis)
+            lengths = None
+            if first.lengths is not None:
+                lengths = torch.cat([sample[name].lengths for sample in samples])
+            rows[name] = Rows(padded, lengths)
+        return rows
+
 
 class Loader:
     """See `interfaces.Loader`."""
-
-    stall_seconds = 0.0
 
     def __init__(
         self, samples: Any, store: Store, settings: Any, order: Order, device: torch.device
@@ -69,7 +79,7 @@ class Loader:
         return len(self.order)
 
     def epoch(self, epoch: int, start_batch: int = 0) -> Iterator[Batch]:
-        indices, starts_sequence = self.order.indices(epoch, start_batch, len(self))
+        indices = self.order.indices(epoch, start_batch, len(self))
         batches = DataLoader(
             self._reader,
             batch_size=self.order.batch_size,
@@ -77,24 +87,12 @@ class Loader:
             num_workers=self.workers,
             prefetch_factor=self.prefetch,
             pin_memory=self.pin,
-            collate_fn=stack,
+            collate_fn=self._reader.stack,
             worker_init_fn=leave_signals,
             generator=torch.Generator(),  # not the global generator, which dropout uses
         )
         for batch, rows in enumerate(batches):
-            yield deliver(self.samples, rows, indices[batch], starts_sequence[batch], self.device)
+            yield deliver(self.samples, rows, indices[batch], self.device)
 
     def close(self) -> None:
         self._reader.maps.clear()
-
-
-def stack(samples: list[dict[str, Rows]]) -> dict[str, Rows]:
-    """Stack samples, padded with zeros to the widest one."""
-    rows = {}
-    for name, first in samples[0].items():
-        axis = first.lengths.dim()  # the axis of the padded width, after (B,) or (B, K)
-        values = [sample[name].values[0].movedim(axis - 1, 0) for sample in samples]
-        lengths = [sample[name].lengths for sample in samples]
-        padded = pad_sequence(values, batch_first=True).movedim(1, axis)
-        rows[name] = Rows(padded, torch.cat(lengths))
-    return rows

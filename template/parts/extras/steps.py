@@ -55,10 +55,9 @@ class Steps:
         weights = []
         step_fraction = 0.0
         while not step_fraction:
-            # Subtract stalls, which are waits for earlier steps of the GPU, not for data.
-            start_time = time.perf_counter() - self.loader.stall_seconds
+            start_time = time.perf_counter()
             batch, step_fraction = next(self._batches)
-            self.waited += time.perf_counter() - self.loader.stall_seconds - start_time
+            self.waited += time.perf_counter() - start_time
             with precision.autocast():
                 output = self.project.wrapped(batch)
             precision.scaler.scale(output.loss * output.total_weight).backward()

@@ -30,8 +30,6 @@ from .store import Store
 class Loader:
     """The loader `chunk`; `interfaces.Loader` describes its methods."""
 
-    stall_seconds = 0.0
-
     def __init__(
         self, samples: Any, store: Store, settings: Any, order: Order, device: torch.device
     ):
@@ -59,11 +57,11 @@ class Loader:
     def epoch(self, epoch: int, start_batch: int = 0) -> Iterator[Batch]:
         order = self.order.batches(epoch, start_batch)
         with closing(self._chunks(epoch, start_batch, len(self))) as batches:
-            for (indices, starts_sequence), rows in zip(order, batches, strict=True):
+            for indices, rows in zip(order, batches, strict=True):
                 if self._host is not None:
                     rows = self._host(rows, indices, epoch)
                 self._batches += 1
-                yield deliver(self.samples, rows, indices, starts_sequence, self.device)
+                yield deliver(self.samples, rows, indices, self.device)
 
     def stats(self) -> dict[str, float]:
         """Batches so far, and what `Chunks.stats` reports."""
@@ -86,10 +84,7 @@ class Pairs:
         self.names = names
 
     def spans(self, indices: np.ndarray, epoch: int) -> dict[str, Spans]:
-        present = indices >= 0
-        starts = np.where(present, indices, 0)
-        spans = Spans(starts, present.astype(np.int64), width=1)
-        return dict.fromkeys(self.names, spans)
+        return dict.fromkeys(self.names, Spans(indices, width=1))
 
 
 class ChunkDataLoader:

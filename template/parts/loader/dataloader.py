@@ -19,7 +19,7 @@ from ..errors import UserError
 from ..interfaces import Batch, Rows, Spans
 from ..signals import leave_signals
 from .order import Order
-from .rows import count_bytes, deliver, gather, mapped, stored_dtype
+from .rows import count_bytes, deliver, gather, mapped
 from .store import Store
 
 SMALL_BATCH_BYTES = 1 << 20  # below this, passing a batch between processes costs more than reading
@@ -29,7 +29,6 @@ class Work(NamedTuple):
     """One batch to read."""
 
     indices: np.ndarray  # (B,)
-    starts_sequence: np.ndarray  # (B,)
     spans: dict[str, Spans]
     epoch: int
 
@@ -46,7 +45,7 @@ class Reader(Dataset[Any]):
         return {**self.__dict__, "_maps": {}}
 
     def __getitem__(self, work: Work) -> tuple[Any, ...]:
-        """Return indices, starts of sequences and rows; or an error, which a worker cannot raise.
+        """Return indices and rows; or an error, which a worker cannot raise.
 
         PyTorch would add the worker's traceback to its text.
         """
@@ -55,24 +54,19 @@ class Reader(Dataset[Any]):
         except UserError as error:
             return (error,)
 
-    def _read(self, work: Work) -> tuple[np.ndarray, np.ndarray, dict[str, Rows]]:
+    def _read(self, work: Work) -> tuple[np.ndarray, dict[str, Rows]]:
         rows = {}
         for name, spans in work.spans.items():
-            array = self.store.arrays[name]
             if name not in self._maps:
-                self._maps[name] = mapped(array)
-            source = self._maps[name]
-            values = gather(source, spans, _shared(source, spans)).view(stored_dtype(array))
-            rows[name] = Rows(values, torch.from_numpy(spans.lengths))
+                self._maps[name] = mapped(self.store.arrays[name])
+            rows[name] = gather(self._maps[name], spans, _empty)
         if self.host is not None:
             rows = self.host(rows, work.indices, work.epoch)
-        return work.indices, work.starts_sequence, rows
+        return work.indices, rows
 
 
 class Loader:
     """The loader `dataloader`; `interfaces.Loader` describes its methods."""
-
-    stall_seconds = 0.0
 
     def __init__(
         self, samples: Any, store: Store, settings: Any, order: Order, device: torch.device
@@ -114,9 +108,8 @@ class Loader:
 
     def __iter__(self) -> Iterator[Work]:
         """Yield the work of the current epoch (DataLoader's sampler protocol)."""
-        for indices, starts_sequence in self.order.batches(self._epoch, self._start):
-            spans = self.samples.spans(indices, self._epoch)
-            yield Work(indices, starts_sequence, spans, self._epoch)
+        for indices in self.order.batches(self._epoch, self._start):
+            yield Work(indices, self.samples.spans(indices, self._epoch), self._epoch)
 
     def epoch(self, epoch: int, start_batch: int = 0) -> Iterator[Batch]:
         self._epoch = epoch
@@ -125,8 +118,8 @@ class Loader:
             for result in self._loader:
                 if isinstance(result[0], UserError):
                     raise result[0]
-                indices, starts_sequence, rows = result
-                yield deliver(self.samples, rows, indices, starts_sequence, self.device)
+                indices, rows = result
+                yield deliver(self.samples, rows, indices, self.device)
         except (RuntimeError, ConnectionError, EOFError) as error:
             if isinstance(error, RuntimeError) and "DataLoader worker" not in str(error):
                 raise
@@ -138,11 +131,10 @@ class Loader:
         self._loader._iterator = None  # ends persistent workers
 
 
-def _shared(source: Tensor, spans: Spans) -> Tensor | None:
+def _empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Allocate shared memory in a worker, which saves a copy, as `default_collate` does."""
     if get_worker_info() is None:
-        return None
-    shape = torch.Size((*spans.starts.shape, spans.width, *source.shape[1:]))
-    size = shape.numel() * source.element_size()
+        return torch.empty(shape, dtype=dtype, device=device)
+    size = torch.Size(shape).numel() * dtype.itemsize
     storage = torch.UntypedStorage._new_shared(size)  # type: ignore[no-untyped-call]
-    return source.new_empty(0).set_(storage).view(shape)
+    return torch.empty(0, dtype=dtype).set_(storage).view(shape)

@@ -61,14 +61,10 @@ def test_padding_rows_change_no_loss() -> None:
         indices = np.array(numbers)
         rows = {}
         for name, spans in samples.spans(indices, 0).items():
-            array = store.arrays[name]
-            values = engine.gather(engine.mapped(array), spans).view(engine.stored_dtype(array))
-            lengths = torch.from_numpy(spans.lengths)
-            rows[name] = module("engine.interfaces").Rows(values, lengths)
+            rows[name] = engine.gather(engine.mapped(store.arrays[name]), spans)
         if hasattr(samples, "host"):
             rows = samples.host(rows, indices, 0)
-        starts_sequence = np.ones(len(indices), dtype=bool)
-        batch = engine.deliver(samples, rows, indices, starts_sequence, device)
+        batch = engine.deliver(samples, rows, indices, device)
         with torch.no_grad():
             result = model(batch)
         return result.loss.item(), result.total_weight.item()

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
-from .engine.data.rows import on_device
 from .engine.data.store import Store, StoreWriter
 from .engine.errors import UserError
 from .engine.interfaces import Batch, Rows, Spans
@@ -45,7 +45,7 @@ class Samples:
         first, last = store.splits[split]
         self.store = store
         self.base, *self.others = facts["frames"]
-        self.targets = np.array(facts["targets"])
+        self.targets = torch.tensor(facts["targets"])
         self.orders: dict[str, Any] = {}
         for lanes in discover("hooks", "orders"):  # the extra `lanes`
             self.orders = lanes.orders(settings, self.base["history"])
@@ -92,14 +92,13 @@ class Samples:
         both = batch[name]
         batch[name] = both[:, :history]
         if self.horizon:
-            batch["target"] = both[:, history:, on_device(both, self.targets)]
+            self.targets = self.targets.to(both.device, non_blocking=True)
+            batch["target"] = both[:, history:, self.targets]
         return batch
 
 
 def _window(ends: np.ndarray, present: np.ndarray, history: int, horizon: int) -> Spans:
-    width = history + horizon
-    starts = np.where(present, ends - history, 0)
-    return Spans(starts, np.where(present, width, 0), width)
+    return Spans(np.where(present, ends - history, -1), history + horizon)
 
 
 # --- baselines: metrics without a model

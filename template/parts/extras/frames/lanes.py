@@ -23,7 +23,8 @@ class LaneForecaster(Forecaster):
 
     def __init__(self, settings: Sections, facts: dict[str, Any]):
         super().__init__(settings, facts)
-        self.recurrent: RecurrentState | None = RecurrentState()
+        stride = settings.data.stride or facts["frames"][0]["history"]
+        self.recurrent: RecurrentState | None = RecurrentState(stride)
         seconds = [frame["history"] * frame["step"] for frame in facts["frames"]]
         self.carried = [length <= seconds[0] for length in seconds]
 
@@ -43,7 +44,7 @@ class LaneForecaster(Forecaster):
             if carried:
                 carry[name] = _swap_batch_axis(state)
         if self.recurrent is not None:
-            self.recurrent.update(carry, self.training)
+            self.recurrent.update(batch, carry, self.training)
         return torch.cat(outputs, 1)
 
 

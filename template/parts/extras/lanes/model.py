@@ -19,7 +19,8 @@ class LaneForecaster(Forecaster):
 
     def __init__(self, settings: Sections, facts: dict[str, Any]):
         super().__init__(settings, facts)
-        self.recurrent: RecurrentState | None = RecurrentState()
+        stride = settings.data.stride or facts["frames"][0]["history"]
+        self.recurrent: RecurrentState | None = RecurrentState(stride)
 
     def encode(self, inputs: Tensor, batch: Batch) -> Tensor:
         """Return hidden units (B, width); apply and update the carried state."""
@@ -29,7 +30,7 @@ class LaneForecaster(Forecaster):
         if state is not None:
             state = _swap_batch_axis(state)
         output, state = self.encoder(inputs, state)
-        self.recurrent.update(_swap_batch_axis(state), self.training)
+        self.recurrent.update(batch, _swap_batch_axis(state), self.training)
         return output
 
 

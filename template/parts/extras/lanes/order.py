@@ -44,9 +44,7 @@ class Lanes(Order):
         steps = -(-(self.count - lanes) // self.stride)
         return np.append(0, np.cumsum(steps))
 
-    def positions(
-        self, epoch: int, rows: np.ndarray, columns: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def positions(self, epoch: int, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
         turns = self._turns()
         turn = np.searchsorted(turns, rows, side="right") - 1
         step = rows - turns[turn]
@@ -57,8 +55,7 @@ class Lanes(Order):
             positions = lane + self.stride * step
             present = positions < self.count
         present &= lane < self._lanes
-        starts_sequence = (step == 0) | ~present
-        return np.where(present, positions, -1), starts_sequence
+        return np.where(present, positions, -1)
 
     def _train_positions(
         self, epoch: int, lane: np.ndarray, step: np.ndarray

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
 from ..data.order import Order
 from ..interfaces import Batch
@@ -20,28 +20,33 @@ class RecurrentState:
 
     Assign it to the model's attribute `recurrent`, so that checkpoints store it. Training and
     evaluation have separate states, so that an evaluation during an epoch changes nothing.
+
+    stride: rows between two samples of a lane.
     """
 
-    def __init__(self) -> None:
-        self.states: dict[bool, State] = {}  # the key is `training`
+    def __init__(self, stride: int):
+        self.stride = stride
+        # The indices and the state of the last batch; the key is `training`.
+        self.states: dict[bool, tuple[Tensor, State]] = {}
 
     def apply(self, batch: Batch, training: bool) -> State | None:
         """Return the state before a batch, with zeros in the rows that start a sequence."""
-        state = self.states.get(training)
-        starts_sequence = batch["starts_sequence"]
-        if state is None or len(tree_leaves(state)[0]) != len(starts_sequence):
-            return None  # in the first batch of an epoch, every row starts a sequence
+        index = batch["index"]
+        if training not in self.states or len(self.states[training][0]) != len(index):
+            return None
+        last_index, state = self.states[training]
+        continues = (last_index >= 0) & (index == last_index + self.stride)
 
         def mask(values: Tensor) -> Tensor:
-            rows = starts_sequence.view(-1, *[1] * (values.dim() - 1))
+            rows = continues.view(-1, *[1] * (values.dim() - 1))
             # A product would turn inf into nan.
-            return torch.where(rows, torch.zeros_like(values), values)
+            return torch.where(rows, values, torch.zeros_like(values))
 
         return tree_map(mask, state)
 
-    def update(self, state: State, training: bool) -> None:
+    def update(self, batch: Batch, state: State, training: bool) -> None:
         """Keep the state after a batch, detached from the graph."""
-        self.states[training] = tree_map(Tensor.detach, state)
+        self.states[training] = (batch["index"], tree_map(Tensor.detach, state))
 
     def state_dict(self) -> State | None:
         """Return the training state, on the CPU."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import Future
+from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -17,18 +18,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..compute.gpus import memory_left
 from ..errors import UserError
-from ..interfaces import Rows, Spans
+from ..interfaces import Rows, Samples, Spans
 from .order import Order
 from .reader import Block, Filtered, Layout, Plain, Reader, cut, host_memory, lay_out, open_source
-from .resident import Extents, gather_ragged, memory_left, needed_rows
-from .rows import SIGNED, stored_dtype
+from .rows import dtype_of, gather
 from .store import Array
 
 DEVICE_SHARE = 0.75  # of the GPU memory that a step leaves free
 HOST_BYTES = 256 << 20  # on a CPU, where three chunks take turns
 MOST_BATCHES = 256  # in a chunk: planning more would delay the step
 ALIGNMENT = 512  # bytes: each array's part in a chunk begins at a multiple
+SAMPLES_AT_ONCE = 1 << 16
+
+Extents = dict[str, tuple[int, int]]
+"""Rows [first, last) by array."""
 
 
 class Part:
@@ -47,9 +52,8 @@ class Part:
         self.place = place
         self.reader = reader
         array = source.array
-        dtype = torch.from_numpy(np.empty(0, array.stored)).dtype
         row_bytes = array.row_bytes
-        flat = memory[place : place + layout.rows * row_bytes].view(SIGNED.get(dtype, dtype))
+        flat = memory[place : place + layout.rows * row_bytes].view(dtype_of(array))
         self.values = flat.view(layout.rows, *array.shape[1:])
         self.block_rows = max(reader.block_bytes // row_bytes, 1)
         self.reads: list[Future | None] = []  # one for each block; None once it is there
@@ -69,21 +73,22 @@ class Part:
 
         If the spans are next to each other, the result is a view.
         """
-        array = self.source.array
-        shape = (*starts.shape, spans.width, *self.values.shape[1:])
         if self.layout.in_place or _are_adjacent(spans, starts):
             first = int(starts.flat[0])
             last = first + starts.size * spans.width
             self._wait(first, last)
+            shape = (*starts.shape, spans.width, *self.values.shape[1:])
             values = self.values[first:last].view(shape)
-        else:
-            present = spans.lengths > 0
-            last = int((starts + spans.lengths).max(initial=0, where=present))
-            first = int(starts.min(initial=last, where=present))
-            self._wait(first, last)
-            out = outputs.take(array.name, shape, self.values)
-            values = gather_ragged(self.values, spans._replace(starts=starts), out)
-        return Rows(values.view(stored_dtype(array)), torch.from_numpy(spans.lengths))
+            if spans.lengths is None:
+                return Rows(values)
+            return Rows(values, torch.from_numpy(spans.lengths))
+
+        num_rows = spans.num_rows()
+        last = int((starts + num_rows).max(initial=0, where=num_rows > 0))
+        first = int(starts.min(initial=last, where=num_rows > 0))
+        self._wait(first, last)
+        empty = partial(outputs.take, self.source.array.name)
+        return gather(self.values, spans._replace(starts=starts), empty)
 
     def _wait(self, first: int, last: int) -> None:
         """Wait for the blocks with these rows."""
@@ -102,7 +107,7 @@ class Part:
 
 def _are_adjacent(spans: Spans, starts: np.ndarray) -> bool:
     """Whether the spans are complete and each begins where the one before it ends."""
-    if not (spans.lengths == spans.width).all():
+    if not (spans.num_rows() == spans.width).all():
         return False
     return bool((np.diff(starts.ravel()) == spans.width).all())
 
@@ -122,11 +127,13 @@ class Outputs:
         self.tensors: dict[tuple[str, int], Tensor] = {}
         self.turn = 0
 
-    def take(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
+    def take(
+        self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+    ) -> Tensor:
         key = (name, self.turn % 2)
         count = torch.Size(shape).numel()
         if key not in self.tensors or self.tensors[key].numel() < count:
-            self.tensors[key] = like.new_empty(count)
+            self.tensors[key] = torch.empty(count, dtype=dtype, device=device)
         return self.tensors[key][:count].view(shape)
 
 
@@ -190,14 +197,15 @@ class Chunks:
 
     def _resident_batches(self, epoch: int, start: int, end: int) -> Iterator[dict[str, Rows]]:
         """Yield batches until one needs rows that are not resident."""
-        for indices, _ in islice(self.order.batches(epoch, start), end - start):
+        for indices in islice(self.order.batches(epoch, start), end - start):
             self.outputs.turn += 1
             rows = {}
             for name, spans in self.samples.spans(indices, epoch).items():
                 first, part = self.resident[name]
-                starts = np.where(spans.lengths > 0, spans.starts - first, 0)
-                last = (starts + spans.lengths).max(initial=0)
-                if starts.min(initial=0) < 0 or last > part.layout.rows:
+                num_rows = spans.num_rows()
+                starts = spans.starts - first
+                is_there = (starts >= 0) & (starts + num_rows <= part.layout.rows)
+                if not is_there[num_rows > 0].all():
                     return
                 rows[name] = part.take(spans, starts, self.outputs)
             yield rows
@@ -258,7 +266,7 @@ class Chunks:
         self, epoch: int, start: int, end: int
     ) -> tuple[list[dict[str, Spans]], dict[str, Layout], int]:
         """Plan as many batches as a chunk has room for, at least one; begin with one and double."""
-        indices, _ = self.order.indices(epoch, start, min(start + self.batches_planned, end))
+        indices = self.order.indices(epoch, start, min(start + self.batches_planned, end))
         batches = [self.samples.spans(batch, epoch) for batch in indices]
         layouts, size = self._lay_out(batches)
         while size > self.capacity and len(batches) > 1:
@@ -402,6 +410,22 @@ class Chunks:
         while self.sources:
             _, source = self.sources.popitem()
             source.close()
+
+
+def needed_rows(samples: Samples, order: Order, epoch: int, known: Extents) -> Extents:
+    """Return the rows that an epoch's samples need, together with those that are `known`."""
+    extents = dict(known)
+    for start in range(0, order.count, SAMPLES_AT_ONCE):
+        end = min(start + SAMPLES_AT_ONCE, order.count)
+        indices = order.sample(np.arange(start, end))
+        for name, spans in samples.spans(indices, epoch).items():
+            starts = spans.starts
+            num_rows = spans.num_rows()
+            first, last = extents.get(name, (np.iinfo(np.int64).max, 0))
+            first = int(starts.min(initial=first, where=num_rows > 0))
+            last = int((starts + num_rows).max(initial=last, where=num_rows > 0))
+            extents[name] = (first, last)
+    return {name: (min(first, last), last) for name, (first, last) in extents.items()}
 
 
 def free_for_chunks(device: torch.device) -> int:

@@ -48,7 +48,7 @@ def lay_out(spans: list[Spans], row_bytes: int) -> Layout:
     read once, in the order of the file, and batches are gathered.
     """
     starts = np.concatenate([batch.starts.ravel() for batch in spans])
-    lengths = np.concatenate([batch.lengths.ravel() for batch in spans])
+    lengths = np.concatenate([batch.num_rows().ravel() for batch in spans])
     widths = np.concatenate([np.full(batch.starts.size, batch.width) for batch in spans])
     pieces, placed, rows = _slots(starts, lengths, widths)
     runs, gathered, union = _runs(starts, lengths, LARGE_PIECE // row_bytes)
@@ -100,7 +100,7 @@ def _runs(starts: np.ndarray, lengths: np.ndarray, gap: int) -> tuple[np.ndarray
     """
     present = lengths > 0
     if not present.any():
-        return np.zeros((0, 3), np.int64), np.zeros_like(starts), 0
+        return np.zeros((0, 3), np.int64), np.full_like(starts, -1), 0
     order = np.argsort(starts[present], kind="stable")
     begin = starts[present][order]
     end = np.maximum.accumulate(begin + lengths[present][order])
@@ -111,7 +111,7 @@ def _runs(starts: np.ndarray, lengths: np.ndarray, gap: int) -> tuple[np.ndarray
     rows = end[closes] - first
     places = np.cumsum(rows) - rows
     run = np.searchsorted(first, starts, "right") - 1
-    placed = np.where(present, places[run] + starts - first[run], 0)
+    placed = np.where(present, places[run] + starts - first[run], -1)
     return np.stack([first, rows, places], 1), placed, int(rows.sum())
 
 

@@ -75,25 +75,21 @@ class Samples:
         present = indices >= 0
         seats = self.seats[indices].astype(np.int64)
         rows = np.where(present[:, None], seats, -1)  # (B, K)
-        listed = (rows >= 0).astype(np.int64)
-        rows = rows.clip(min=0)
+        listed = rows >= 0
         days = self.days[indices].astype(np.int64)
-        first_rows = rows - window + 1
-        last_day = Spans(rows, listed, 1)
         spans = {
-            "features": Spans(first_rows * listed, listed * window, window),
-            "target": last_day,
-            "stock": last_day,
+            "features": Spans(np.where(listed, rows - window + 1, -1), window),
+            "target": Spans(rows, 1),
+            "stock": Spans(rows, 1, listed.astype(np.int64)),
         }
 
         if self.rebuild:
-            back = self.facts["correlation_days"]
-            lengths = np.where(present, back, 0)
-            spans["returns"] = Spans(days[:, 1], lengths, back)
+            first_days = np.where(present, days[:, 1], -1)
+            spans["returns"] = Spans(first_days, self.facts["correlation_days"])
         else:
             first_row_of_graph = days[:, :1] * len(self.facts["tickers"])
             neighbor_rows = first_row_of_graph + self.stocks[rows]
-            spans["neighbors"] = Spans(neighbor_rows * listed, listed, 1)
+            spans["neighbors"] = Spans(np.where(listed, neighbor_rows, -1), 1)
         return spans
 
     def batch(self, rows: dict[str, Rows]) -> Batch:
@@ -101,11 +97,10 @@ class Samples:
 
         `neighbors` (B, K, k) are numbers of seats, −1 for none.
         """
-        listed = rows["features"].lengths > 0
+        stored_stock, lengths = rows["stock"]
+        listed = lengths > 0
         absent = len(self.facts["tickers"])
-        stock = rows["stock"].values[:, :, 0]
-        stock = stock.long()
-        stock = stock.masked_fill(~listed, absent)  # (B, K)
+        stock = stored_stock[:, :, 0].long().masked_fill(~listed, absent)  # (B, K)
         if self.rebuild:
             neighbors = self._rebuilt(rows["returns"].values, stock)
         else:

@@ -85,7 +85,7 @@ class Samples:
         starts = np.where(present, starts, 0)
         lengths = np.minimum(self.last - starts, self.block + 1)
         lengths = np.where(present, lengths, 0)
-        return {"tokens": Spans(starts, lengths, self.block + 1)}
+        return {"tokens": Spans(starts, self.block + 1, lengths)}
 
     def batch(self, rows: dict[str, Rows]) -> Batch:
         """Return `tokens` and `targets` (B, T) int64; targets after the end are IGNORE."""

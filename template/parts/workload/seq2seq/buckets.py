@@ -24,11 +24,9 @@ class Buckets(Order):
         super().__init__(*order, **part)
         self._lengths = lengths[self.sample(np.arange(self.count))]
 
-    def positions(
-        self, epoch: int, rows: np.ndarray, columns: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        positions = self.arrangement(epoch)[rows, columns]
-        return positions, np.ones(positions.shape, bool)
+    def positions(self, epoch: int, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
+        positions: np.ndarray = self.arrangement(epoch)[rows, columns]
+        return positions
 
     def arrange(self, epoch: int) -> np.ndarray:
         """Return positions in `range(count)`, (batches, columns) int64, with −1 for padding."""

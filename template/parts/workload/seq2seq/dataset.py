@@ -109,9 +109,9 @@ class Samples:
         for side, name in enumerate(SIDES):
             longest = max(int(lengths[:, side].max()), 1)
             width = -(-longest // self.multiple) * self.multiple
-            spans[name] = Spans(starts[:, side], lengths[:, side], width)
+            spans[name] = Spans(starts[:, side], width, lengths[:, side])
         if not self.training:
-            spans["target_bytes"] = Spans(self.first + pair, present.astype(np.int64), 1)
+            spans["target_bytes"] = Spans(np.where(present, self.first + pair, -1), 1)
         return spans
 
     def batch(self, rows: dict[str, Rows]) -> Batch:

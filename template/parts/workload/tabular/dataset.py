@@ -35,8 +35,7 @@ class Samples:
         return self.last - self.first
 
     def spans(self, indices: np.ndarray, epoch: int) -> dict[str, Spans]:
-        present = indices >= 0
-        span = Spans(np.where(present, indices + self.first, 0), present.astype(np.int64), 1)
+        span = Spans(np.where(indices < 0, -1, indices + self.first), 1)
         names = [name for name in self.store.arrays if name != "row"]
         return dict.fromkeys(names, span)
 

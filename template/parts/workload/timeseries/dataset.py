@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
-from .engine.data.rows import on_device
 from .engine.data.store import Store, StoreWriter
 from .engine.errors import UserError
 from .engine.interfaces import Batch, Rows, Spans
@@ -46,7 +46,7 @@ class Samples:
             raise UserError("the data have time frames or gaps", str(store.folder), remedy)
         first, last = store.splits[split]
         self.store = store
-        self.targets = np.array(facts["targets"])
+        self.targets = torch.tensor(facts["targets"])
         self.history = facts["frames"][0]["history"]
         self.horizon = facts["horizon"] if split != "input" else 0
         self.first = max(first, self.history)  # row of the first target
@@ -63,17 +63,16 @@ class Samples:
         return indices + self.first
 
     def spans(self, indices: np.ndarray, epoch: int) -> dict[str, Spans]:
-        present = indices >= 0
-        width = self.history + self.horizon
-        starts = np.where(present, self.first_targets(indices) - self.history, 0)
-        return {"rows": Spans(starts, np.where(present, width, 0), width)}
+        starts = np.where(indices < 0, -1, self.first_targets(indices) - self.history)
+        return {"rows": Spans(starts, self.history + self.horizon)}
 
     def batch(self, rows: dict[str, Rows]) -> Batch:
         """Return `rows` (B, T, C), the history, and `target` (B, H, G), in original units."""
         values = rows["rows"].values
         batch = {"rows": values[:, : self.history]}
         if self.horizon:
-            batch["target"] = values[:, self.history :, on_device(values, self.targets)]
+            self.targets = self.targets.to(values.device, non_blocking=True)
+            batch["target"] = values[:, self.history :, self.targets]
         return batch
 
 

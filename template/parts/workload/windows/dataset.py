@@ -52,9 +52,7 @@ class Samples:
         return self.count
 
     def spans(self, indices: np.ndarray, epoch: int) -> dict[str, Spans]:
-        present = indices >= 0
-        rows = np.where(present, indices + self.first, 0)
-        span = Spans(rows, present.astype(np.int64), 1)
+        span = Spans(np.where(indices < 0, -1, indices + self.first), 1)
         return dict.fromkeys(self.names, span)
 
     def batch(self, rows: dict[str, Rows]) -> Batch:

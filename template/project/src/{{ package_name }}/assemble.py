@@ -39,7 +39,8 @@ def open_store(settings: Settings, synthetic: bool = True) -> Store:
     """
     folder = Path(settings.data.path)
     default = type(settings.data).model_fields["path"].default
-    if synthetic and not (folder / MANIFEST).exists() and settings.data.path == default:
+    can_make = synthetic and hasattr(dataset, "synthesize")
+    if can_make and not (folder / MANIFEST).exists() and settings.data.path == default:
         folder = folder / SYNTHETIC
         if not (folder / MANIFEST).exists():
             dataset.synthesize(folder, settings)
@@ -63,6 +64,7 @@ def assemble(settings: Settings, distributed: Distributed, store: Store) -> Proj
     decided = {"precision": (name, why), "fused optimizer": is_fused(settings)}
 
     all_settings: Any = settings  # with the sections of the workload
+    workload: Any = dataset  # some functions may be absent
     model: Any = build_model(all_settings, store.facts)  # 1
     check_model(model)
     model = model.to(device)
@@ -87,7 +89,7 @@ def assemble(settings: Settings, distributed: Distributed, store: Store) -> Proj
         precision,
         model,
         wrapped,
-        dataset,
+        workload,
         Loader,
         build_optimizer,
         optimization.describe(settings, distributed, decided),

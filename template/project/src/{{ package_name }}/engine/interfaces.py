@@ -1,4 +1,6 @@
-"""The types that modules exchange; a module knows these types and not the other modules.
+"""The types that modules exchange, and what your files must define.
+
+A module knows these types and not the other modules.
 
 A sample is a set of *spans of rows*: a start and a length for each named array of the store. A span
 can be a row of a table, a window of a series, a block of tokens, a text of any length, or a day of
@@ -9,32 +11,44 @@ Shapes: `B` samples in a batch, `K` spans of one sample in one array, `W` padded
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from torch import Tensor
 
+from .errors import UserError
+
 Batch = dict[str, Tensor]
 """The input of a model: every tensor has the batch as its first axis and is on the device. It is
-valid until the next `next()` of its loader. `present` (B,) bool is False in rows that are padding;
-`index` (B,) int64 is the sample's number, −1 in padding; `starts_sequence` (B,) bool is False if a
-carried state continues."""
+valid until the next `next()` of its loader. `index` (B,) int64 is the sample's number, −1 in rows
+that are padding; `present` (B,) bool is False there."""
 
 
 class Spans(NamedTuple):
-    """Which rows of one array a batch of samples needs. An absent span has length 0."""
+    """Which rows of one array a batch of samples needs.
+
+    Without lengths, all spans have `width` rows. A span is absent if its start is −1, or its length
+    0.
+    """
 
     starts: np.ndarray  # (B,) or (B, K) int64, first row
-    lengths: np.ndarray  # the same shape, int64, at most `width`
     width: int  # padded length: the same in all batches of an epoch, or as small as possible
+    lengths: np.ndarray | None = None  # the same shape as `starts`, int64, at most `width`
+
+    def num_rows(self) -> np.ndarray:
+        """Return the number of rows of each span, 0 if it is absent."""
+        if self.lengths is not None:
+            return self.lengths
+        return np.where(self.starts < 0, 0, self.width)
 
 
 class Rows(NamedTuple):
-    """The rows of one `Spans`, read by a loader in the stored dtype; zeros after `lengths`."""
+    """The rows of one `Spans`, read by a loader in the stored dtype; zeros where there are none."""
 
     values: Tensor  # (B, W, *row) or (B, K, W, *row)
-    lengths: Tensor  # (B,) or (B, K) int64
+    lengths: Tensor | None = None  # (B,) or (B, K) int64, if the spans have lengths
 
 
 class Output(NamedTuple):
@@ -61,11 +75,10 @@ class Samples(Protocol):
     def __len__(self) -> int: ...
 
     def spans(self, indices: np.ndarray, epoch: int) -> dict[str, Spans]:
-        """Return the rows of each sample by array name; index −1 has spans of length 0."""
+        """Return the rows of each sample by array name; the spans of index −1 are absent."""
 
     def batch(self, rows: dict[str, Rows]) -> Batch:
-        """Split, shift, cast and mask rows on the device. The loader adds `index`, `present` and
-        `starts_sequence`."""
+        """Split, shift, cast and mask rows on the device. The loader adds `index` and `present`."""
 
     # Optional: `orders` maps a value of `data.order` to a subclass of Order, or to a function that
     # makes one from the same arguments.
@@ -75,10 +88,30 @@ class Samples(Protocol):
     # augmentation. It runs in a worker or reader thread, seeded by (seed, epoch, index) alone.
 
 
+class Dataset(Protocol):
+    """The module `dataset.py`. All functions may be absent; their numbers are then left out."""
+
+    Samples: Any
+    """`Samples(store, settings, split)`, a class like the one above."""
+
+    def synthesize(self, folder: Path, settings: Any) -> None:
+        """Write a small prepared dataset, always the same, to train on before `prepare`."""
+
+    def finish(self, metrics: dict[str, float], store: Any, split: str) -> dict[str, float]:
+        """Add the metrics that are no sums over samples, such as `r2`."""
+
+    def scores(self, project: Any, loader: Loader) -> dict[str, float]:
+        """Return the metrics that need all predictions of a split. Every rank calls it."""
+
+    def baseline_loss(self, store: Any, split: str) -> float:
+        """Return the loss of a split without a model; training must reach a lower one."""
+
+    def baselines(self, store: Any, settings: Any, split: str) -> dict[str, dict[str, float]]:
+        """Return the metrics of simple predictions without a model, by name."""
+
+
 class Loader(Protocol):
     """`Loader(samples, store, settings, order, device)`: batches of an `Order`, on the device."""
-
-    stall_seconds: float  # how long `next()` has waited for earlier steps of the GPU, not for data
 
     def __len__(self) -> int:
         """Return the number of batches in an epoch, the same on every rank."""
@@ -147,3 +180,13 @@ class Hook(Protocol):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a stored state on resume."""
+
+
+def require_attributes(
+    names: Iterable[str], value: object, title: str, where: str = "model.py"
+) -> None:
+    """Raise `UserError` if an object from one of your files lacks one of the attributes `names`."""
+    missing = [name for name in names if not hasattr(value, name)]
+    if missing:
+        what = f"{title} has no {' and no '.join(missing)}"
+        raise UserError(what, where, "add it; engine/interfaces.py has the contract")

@@ -1,10 +1,11 @@
 """The GPU of this machine, and the choice of the precision.
 
-Only `this_card` imports torch, so that settings are checked and help is printed without it.
+This module does not import torch, so that settings are checked and help is printed without it.
 """
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import UserError
@@ -56,6 +57,16 @@ def this_card(device: torch.device | None = None) -> Card:
         sm_count=properties.multi_processor_count,
         hip=torch.version.hip is not None,
     )
+
+
+def memory_left(device: torch.device) -> float:
+    """Return the bytes that the largest step has left free on a GPU; no limit on a CPU."""
+    import torch
+
+    if device.type == "cpu":
+        return math.inf
+    free, _ = torch.cuda.mem_get_info(device)
+    return free + torch.cuda.memory_reserved(device) - torch.cuda.max_memory_allocated(device)
 
 
 def chosen_precision(settings: Settings, card: Card) -> tuple[str, str]:

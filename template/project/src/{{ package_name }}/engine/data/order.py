@@ -110,7 +110,7 @@ class Order:
         if self.short_last and last < len(self):
             return 1.0
         rows = np.arange(first, last)[:, None]
-        positions, _ = self.positions(epoch, rows, np.arange(self.batch_size_all_ranks))
+        positions = self.positions(epoch, rows, np.arange(self.batch_size_all_ranks))
         num_samples = float((positions >= 0).sum())
         return num_samples / (accumulation * self.batch_size_all_ranks)
 
@@ -123,35 +123,29 @@ class Order:
             return positions
         return positions * self.length // self.count
 
-    def batches(self, epoch: int, start: int = 0) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield (B,) sample indices and (B,) starts of each batch of an epoch, from `start` on."""
+    def batches(self, epoch: int, start: int = 0) -> Iterator[np.ndarray]:
+        """Yield the sample indices (B,) of each batch of an epoch, from `start` on."""
         # Several batches at once, but not the epoch: it may not fit into memory.
         group = max(1, TOGETHER // self.batch_size)
         for first in range(start, len(self), group):
-            yield from zip(*self.indices(epoch, first, first + group), strict=True)
+            yield from self.indices(epoch, first, first + group)
 
-    def indices(self, epoch: int, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return batches [first, last) of an epoch, or as many of them as there are.
-
-        (batches, B) int64 sample indices, and (batches, B) bool: whether a row starts without a
-        state.
-        """
+    def indices(self, epoch: int, first: int, last: int) -> np.ndarray:
+        """Return the sample indices (batches, B) int64 of batches [first, last) of an epoch, or of
+        as many of them as there are."""
         rows = np.arange(first, min(last, len(self)))[:, None]
         columns = self.rank * self.batch_size + np.arange(self.batch_size)
-        positions, starts_sequence = self.positions(epoch, rows, columns)
-        indices = np.where(positions < 0, -1, self.sample(positions))
-        return indices, starts_sequence
+        positions = self.positions(epoch, rows, columns)
+        return np.where(positions < 0, -1, self.sample(positions))
 
-    def positions(
-        self, epoch: int, rows: np.ndarray, columns: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Return arrays (rows, columns): positions in `range(count)`, −1 in padding; and starts."""
-        positions = rows * self.batch_size_all_ranks + columns
+    def positions(self, epoch: int, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
+        """Return the positions (rows, columns) in `range(count)`, −1 in padding."""
+        positions: np.ndarray = rows * self.batch_size_all_ranks + columns
         positions[positions >= self.count] = -1
         if self.train and self.kind != "time":
             is_sample = positions >= 0
             positions[is_sample] = self._shuffle(epoch, positions[is_sample])
-        return positions, np.ones(positions.shape, bool)
+        return positions
 
     def _shuffle(self, epoch: int, turns: np.ndarray) -> np.ndarray:
         """Map turns in an epoch, (n,) int64, to positions in `range(count)`."""

@@ -16,7 +16,6 @@ import math
 import os
 import re
 import shutil
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -29,11 +28,9 @@ from ..files import is_sealed, lock, read_json, sha256, sync, write_json, write_
 
 FORMAT = 4  # goes up when the manifest, an array or the fingerprint means something else
 MANIFEST = "manifest.json"
-VERIFIED = "verified.json"
 REMEMBERED = "data.json"
 OURS = re.compile(r"store-[^/]+-[0-9a-f]{12}\.bin")
 SMALL_BYTES = 64 << 20  # up to here, comparing all checksums takes less time than importing torch
-VERIFY_DAYS = 30  # after so many days, a file is compared with its checksum again
 SYNTHETIC = "synthetic"  # the kind, and the folder, of data that `train` makes where there are none
 
 
@@ -130,6 +127,7 @@ class Store:
             raise ValueError("it does not match its seal")
         DataManifest.model_validate(manifest)
         self.folder = folder
+        self.resident: dict[str, Any] = {}  # rows that a loader keeps on the device, by array
         self.manifest = manifest
         self.workload = manifest["workload"]
         self.facts = manifest["facts"]
@@ -174,19 +172,25 @@ class Store:
             what = f"{prepared}, this project trains `{workload}`"
             raise UserError(what, str(folder), "prepare them here, or point data.path elsewhere")
 
-        store._check_sizes()
-        if sum(entry["bytes"] for entry in store.files.values()) <= SMALL_BYTES:
-            verify(store)
+        num_bytes = sum(entry["bytes"] for entry in store.files.values())
+        for name in store.files:
+            store.verify(name, compare=num_bytes <= SMALL_BYTES)
         return store
 
-    def _check_sizes(self) -> None:
-        for name, entry in self.files.items():
-            path = self.folder / name
-            size = path.stat().st_size if path.exists() else "no"
-            if size != entry["bytes"]:
-                what = f"{size} bytes where the manifest says {entry['bytes']}"
-                remedy = "the file was cut, changed or removed: " + _again(self.folder)
-                raise UserError(what, str(path), remedy)
+    def verify(self, name: str, compare: bool = True) -> None:
+        """Check the size of a file, and its checksum: a flipped bit would load silently.
+
+        Raises `UserError` if the file is damaged or missing.
+        """
+        entry = self.files[name]
+        path = self.folder / name
+        if not path.exists() or path.stat().st_size != entry["bytes"]:
+            what = "the file was cut, changed or removed"
+        elif compare and sha256(path) != entry["sha256"]:
+            what = "the stored data are damaged"
+        else:
+            return
+        raise UserError(what, str(path), "copy it again, or " + _again(self.folder))
 
     def remember(self, run: Path) -> None:
         """Keep the manifest in the run's folder."""
@@ -223,44 +227,6 @@ def _again(folder: Path) -> str:
     if folder.name == SYNTHETIC:
         return f"remove {folder}: `train` makes the synthetic data again"
     return "run `prepare` again"
-
-
-def verify(store: Store, again: bool = False) -> int:
-    """Compare files with the manifest's checksums; return the number of bytes read.
-
-    A flipped bit would load silently. A file that was compared counts as good for `VERIFY_DAYS`,
-    while its size, modification time and inode stay the same. again: compare also those. Raises
-    `UserError` that names the damaged file.
-    """
-    record = read_json(store.folder / VERIFIED)
-    if again or not is_sealed(record):
-        record = {}
-    now = time.time()
-    oldest = now - VERIFY_DAYS * 24 * 3600
-    num_bytes = 0
-    for name, entry in store.files.items():
-        path = store.folder / name
-        status = path.stat()
-        state = [status.st_size, status.st_mtime_ns, status.st_ino]
-        known_state, compared = record.get(name, (None, 0))
-        if known_state == state and oldest < compared <= now:
-            continue
-
-        try:
-            digest = sha256(path)
-        except OSError as error:
-            what = f"the disk cannot read ({error.strerror})"
-            raise UserError(what, str(path), "check it") from error
-        if digest != entry["sha256"]:
-            remedy = "copy the file again, or " + _again(store.folder)
-            raise UserError("the stored data are damaged", str(path), remedy)
-
-        num_bytes += status.st_size
-        record[name] = (state, now)
-        # If the folder cannot be written, the file is compared each time.
-        with contextlib.suppress(OSError):
-            write_sealed(store.folder / VERIFIED, record)
-    return num_bytes
 
 
 class StoreWriter:

@@ -32,9 +32,8 @@ class Meter:
     skips: a step whose gradient is not finite is skipped, as loss scaling does, and is no error.
     """
 
-    def __init__(self, distributed: Distributed, loader: Any, skips: bool):
+    def __init__(self, distributed: Distributed, skips: bool):
         self.distributed = distributed
-        self.loader = loader
         self.skips = skips
         self.step_weights: list[Tensor] = []  # of the micro-batches of the current step
         self._values: dict[str, Pairs] = {"loss": []}  # of the loss, means; of others, sums
@@ -54,10 +53,9 @@ class Meter:
 
     def next_batch(self, batches: Iterator[Batch]) -> Batch:
         """Return the next batch; count how long the loop waits for it."""
-        # A stall is a wait for earlier steps of the GPU, not for data.
-        start_time = time.perf_counter() - self.loader.stall_seconds
+        start_time = time.perf_counter()
         batch = next(batches)
-        self.waited += time.perf_counter() - self.loader.stall_seconds - start_time
+        self.waited += time.perf_counter() - start_time
         return batch
 
     def add(self, output: Output) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UserError
-from ..interfaces import Output
+from ..interfaces import Output, require_attributes
 from .explanations import out_of_memory
 from .progress import random_state, set_random_state
 
@@ -106,11 +106,3 @@ def kind(value: object) -> str:
     if isinstance(value, Tensor):
         return f"{tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}"
     return type(value).__name__
-
-
-def require_attributes(names: Iterable[str], value: object, title: str) -> None:
-    """Raise `UserError` if an object from your model.py lacks one of the attributes `names`."""
-    missing = [name for name in names if not hasattr(value, name)]
-    if missing:
-        what = f"{title} has no {' and no '.join(missing)}"
-        raise UserError(what, "model.py", "add it; engine/interfaces.py has the contract")

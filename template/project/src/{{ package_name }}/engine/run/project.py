@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ..data.order import make_order
 from ..data.store import SYNTHETIC
 from ..errors import UserError
+from ..interfaces import require_attributes
 
 if TYPE_CHECKING:
     import torch
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ..data.loader import Loader
     from ..data.order import Order
     from ..data.store import Store
+    from ..interfaces import Dataset
     from ..settings.config import Settings
 
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 class Project:
     """Everything that a command works with. `assemble` builds it.
 
-    `model` has the weights; `wrapped` is what a step calls. `dataset` is the workload's module.
+    `model` has the weights; `wrapped` is what a step calls.
     """
 
     settings: Settings
@@ -36,7 +37,7 @@ class Project:
     precision: Precision
     model: Any
     wrapped: Any
-    dataset: ModuleType
+    dataset: Dataset
     loader_class: type[Loader]
     build_optimizer: Callable[[Any, Any], torch.optim.Optimizer]
     optimizations: list[dict[str, str]]  # name, state and reason of each
@@ -56,9 +57,11 @@ class Project:
         """Return the loader of a split: in the order of time, or in training order with `train`.
 
         fraction: the fraction of samples to use without `train`, always the same ones. Raises
-        `UserError` if the split has no samples.
+        `UserError` if the split has no samples, or if `dataset.py` breaks its contract.
         """
-        samples: Any = self.dataset.Samples(self.store, self.settings, split)
+        require_attributes(("Samples",), self.dataset, "the file", "dataset.py")
+        samples = self.dataset.Samples(self.store, self.settings, split)
+        require_attributes(("__len__", "spans", "batch"), samples, "Samples", "dataset.py")
         samples.training = train
         if not len(samples):
             what = f"the {split} split has no samples"

@@ -82,7 +82,7 @@ class Run:
         self.log = RunLog(self.folder, self.settings, project.distributed.is_main, tracker)
         self.closing.callback(self.log.close)
         skips = project.precision.scaler.is_enabled()
-        self.meter = Meter(project.distributed, self.loader, skips)
+        self.meter = Meter(project.distributed, skips)
         self.checkpoint = self._make_checkpoint()
         self.closing.callback(self.checkpoint.close)
 
