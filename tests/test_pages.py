@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from forking import forked_trainings, forked_trials
+from importing import imported
 from rendering import REPOSITORY, render
 from running import PACKAGE, run
 from variants import choices, extras
@@ -239,3 +240,14 @@ def test_the_settings_of_each_loader_are_in_its_row():
 
 def test_every_workload_has_its_row_of_optimizations():
     assert set(choices("workload")) == set(rows("optimizations", "By workload"))
+
+
+def test_the_settings_that_a_resume_keeps_are_those_of_the_page():
+    train = imported(render(), "commands.train")
+    section = page("troubleshooting").partition("## A resume is rejected\n")[2]
+    listed = section.partition("cannot change at a resume")[2].partition("\nTo resume")[0]
+    assert set(train.FIXED) <= set(re.findall(r"`([\w.]+)`", listed))
+    free = {"path", "batch_size", "num_workers", "pin_memory", "prefetch_factor", "resident"}
+    free |= {"persistent_workers", "chunk_size_gb"}  # in words: how data are loaded
+    assert train.FREE == free | {"dropout", "chunked_loss"}
+    assert "except `model.dropout` and `model.chunked_loss`" in listed
