@@ -1,15 +1,28 @@
 """Guides for what people search: their files and commands work as the pages print them."""
 
+import os
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet
 import pytest
+import torch
+import transformers
 from PIL import Image
-from rendering import REPOSITORY, render
-from running import check_run, documented, evaluation_of, losses, newest_run
+from rendering import REPOSITORY, render, replace
+from running import (
+    check_run,
+    documented,
+    evaluation_of,
+    last_state,
+    losses,
+    newest_run,
+)
 from test_from_elsewhere import quoted, replace_model_settings
 from test_own_data import CODE
 from test_shell import shell
@@ -47,6 +60,28 @@ def followed(project: Path, name: str, folder: Path, *short: str) -> Iterator[st
         yield check_run(project, *words, *more, cwd=folder).out
 
 
+def patch(project: Path, text: str) -> None:
+    """Apply the diff of a page; every place must be there once."""
+    (diff,) = re.findall(r"```diff\n(.*?)```", text, re.DOTALL)
+    pieces = re.split(r"^--- (\S+)\n", diff, flags=re.MULTILINE)[1:]
+    for name, lines in zip(pieces[::2], pieces[1::2], strict=True):
+        old = "".join(f"{line[1:]}\n" for line in lines.splitlines() if line[0] != "+")
+        new = "".join(f"{line[1:]}\n" for line in lines.splitlines() if line[0] != "-")
+        replace(project / name, old, new)
+
+
+def printed(code: str, folder: Path, project: Path | None = None) -> str:
+    """What a program of a page prints, in a folder."""
+    environment = {**os.environ, "MPLBACKEND": "agg"}
+    if project is not None:
+        environment["PYTHONPATH"] = str(project / "src")
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 # ---- images ------------------------------------------------------------------------------------
 
 
@@ -77,7 +112,103 @@ def test_images_are_decoded_in_workers_and_learned(images, tmp_path):
         assert predicted["probability"].shape == (21, 2)
         assert predicted["classes"].tolist() == ["green", "red"]
     with_workers = losses(images)
-    words = [words for words in documented(guide("images")) if words[0] == "train"][0]
+    words = next(words for words in documented(guide("images")) if words[0] == "train")
     alone = (*words, *short, "--data.num_workers", "0")
     check_run(project, *alone, cwd=images)
     assert losses(images) == with_workers
+
+
+# ---- an encoder of Hugging Face ------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory):
+    """A folder with a small BERT and its tokenizer, as `save_pretrained` writes them, and a table."""
+    folder = tmp_path_factory.mktemp("encoder")
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "good", "bad", "film", "a", "the", "plot"]
+    torch.manual_seed(0)
+    sizes = {"num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    config = transformers.BertConfig(vocab_size=len(words), hidden_size=32, **sizes)
+    transformers.BertModel(config).save_pretrained(folder / "bert")
+    vocabulary = {word: number for number, word in enumerate(words)}
+    transformers.BertTokenizer(vocabulary).save_pretrained(folder / "bert")
+    random = np.random.default_rng(0)
+    labels = [("negative", "positive")[number % 2] for number in range(120)]
+    texts = []
+    for label in labels:
+        others = random.choice(words[6:], random.integers(1, 9)).tolist()
+        texts.append(" ".join([*others, "good" if label == "positive" else "bad"]))
+    table = pyarrow.table({"text": texts, "label": labels})
+    pyarrow.parquet.write_table(table, folder / "train.parquet")
+    return folder
+
+
+def test_a_pretrained_encoder_gets_a_head(encoder, tmp_path):
+    name = "hugging-face"
+    project = with_files(tmp_path, name, 'pretrained: str = ""', 'pretrained: ""')
+    shutil.copy(project / "config.yaml", encoder)
+    checked = check_run(project, "check", cwd=encoder)
+    assert "failed" not in checked.out
+    short = ("--training.max_steps", "40", "--optimizer.learning_rate", "0.003")
+    for words in documented(guide(name)):
+        given = [word.replace("google-bert/bert-base-uncased", "bert") for word in words]
+        more = short if words[0] == "train" else ()
+        result = check_run(project, *given, *more, cwd=encoder)
+        if words[0] == "prepare":
+            assert result.out == "120 texts\n"
+    assert evaluation_of(encoder)["metrics"]["accuracy"] > 0.9
+
+
+@pytest.mark.full
+def test_the_frozen_encoder_keeps_its_weights_also_compiled(encoder, tmp_path):
+    project = with_files(tmp_path, "hugging-face", 'pretrained: str = ""', 'pretrained: ""')
+    shutil.copy(project / "config.yaml", encoder)
+    prepare, train, *_ = documented(guide("hugging-face"))
+    for words in (prepare, [*train, "--training.freeze", "encoder.*", "--compile.enabled", "true"]):
+        given = [word.replace("google-bert/bert-base-uncased", "bert") for word in words]
+        more = ("--training.max_steps", "2") if words[0] == "train" else ()
+        check_run(project, *given, *more, cwd=encoder)
+    after = last_state(encoder)["model"]
+    for key, value in transformers.BertModel.from_pretrained(encoder / "bert").state_dict().items():
+        if not key.startswith("pooler."):
+            assert torch.equal(after[f"encoder.{key}"], value), key
+
+
+# ---- classes of different sizes ------------------------------------------------------------------
+
+
+def test_class_weights_find_the_rare_class(tmp_path):
+    """2 % of the rows are of it, and a column hints at them."""
+    text = guide("imbalance").read_text(encoding="utf-8")
+    random = np.random.default_rng(0)
+    kind = random.random(3000) < 0.02
+    hint = kind + random.normal(0, 0.5, len(kind))
+    rows = [
+        f"{number:.2f},{'yes' if is_rare else 'no'}"
+        for number, is_rare in zip(hint, kind, strict=True)
+    ]
+    (tmp_path / "table.csv").write_text("\n".join(["hint,kind", *rows]), encoding="utf-8")
+    plain = render(workload="tabular")
+    weighted = Path(shutil.copytree(plain, tmp_path / "weighted"))
+    patch(weighted, text)
+    shell(weighted, "ruff", "check", "src")
+    shell(weighted, "ruff", "format", "--check", "src")
+    prepare, train, evaluate = documented(guide("imbalance"))
+    check_run(plain, *prepare, cwd=tmp_path)
+    balanced = []
+    for project in (plain, weighted):
+        result = check_run(project, *train, "--training.max_steps", "300", cwd=tmp_path)
+        assert "alert" not in result.out
+        check_run(project, *evaluate, cwd=tmp_path)
+        metrics = evaluation_of(tmp_path)["metrics"]
+        balanced.append(metrics["balanced_accuracy"])
+        assert metrics["accuracy"] <= 1
+    assert balanced[1] > balanced[0] + 0.1
+    check_run(weighted, "predict", cwd=tmp_path)
+    (code,) = quoted("imbalance")
+    shown = printed(code, newest_run(tmp_path))
+    print(shown)
+    recalls = [float(number) for number in re.findall(r"recall (\S+),", shown)]
+    assert len(recalls) == 4
+    assert recalls == sorted(recalls)
+    assert recalls[-1] > 0.5
