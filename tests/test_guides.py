@@ -1,5 +1,6 @@
 """Guides for what people search: their files and commands work as the pages print them."""
 
+import json
 import os
 import re
 import shutil
@@ -212,3 +213,74 @@ def test_class_weights_find_the_rare_class(tmp_path):
     assert len(recalls) == 4
     assert recalls == sorted(recalls)
     assert recalls[-1] > 0.5
+
+
+# ---- notebooks, early stopping, debuggers --------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def series(tmp_path_factory):
+    """A folder with a short run of a `timeseries` project, and new.csv with the same columns."""
+    folder = tmp_path_factory.mktemp("series")
+    rows = [f"{number},{np.sin(number / 4):.3f}" for number in range(1000)]
+    (folder / "new.csv").write_text("\n".join(["time,load", *rows]), encoding="utf-8")
+    project = render(workload="timeseries")
+    check_run(project, "prepare", "--input", "new.csv", cwd=folder)
+    check_run(project, "train", "--training.max_steps", "5", cwd=folder)
+    return folder
+
+
+def test_a_notebook_loads_a_run_predicts_and_plots(series):
+    project = render(workload="timeseries")
+    predict, *_ = documented(guide("notebook"))
+    check_run(project, "predict", "--output", "split.npz", cwd=series)
+    check_run(project, *predict, cwd=series)
+    first, second = quoted("notebook")
+    assert (
+        len([line for line in first.splitlines() if line.startswith(("project", "rows", "plt"))])
+        == 5
+    )
+    same = "\nimport numpy\nsplit = numpy.load('split.npz')\n"
+    same += "print((rows['prediction'] == split['prediction']).all(), len(plt.gca().lines))"
+    assert printed(first + same, series, project) == "True 2\n"
+    assert re.fullmatch(r"\(\d+, 24, 1\)\n", printed(second, series))
+
+
+def test_a_notebook_that_keeps_its_runs_elsewhere_resumes_them(tmp_path, monkeypatch):
+    text = guide("notebook").read_text(encoding="utf-8")
+    train, resume = re.findall(
+        r"^TRAINING_ROOT=\S+ python -m my_training (.+)$", text, re.MULTILINE
+    )
+    monkeypatch.setenv("TRAINING_ROOT", str(tmp_path))
+    project = render(workload="tabular")
+    check_run(project, *train.split(), "--max-steps", "2", "--training.max_steps", "4", cwd=project)
+    assert "resumed at step 2 of 4" in check_run(project, *resume.split(), cwd=project).out
+    assert (tmp_path / "runs/colab/checkpoints").is_dir()
+
+
+def test_a_run_stops_early_and_a_resume_continues_it(tmp_path):
+    (words,) = documented(guide("early-stopping"))
+    project = render(workload="tabular")
+    short = ("--evaluation.every_steps", "1", "--optimizer.learning_rate", "1e-30")
+    result = check_run(project, *words, *short, "--training.max_steps", "20", cwd=tmp_path)
+    text = guide("early-stopping").read_text(encoding="utf-8")
+    (line,) = re.findall(r"`(early stop: .+?)`", text)
+    assert line in result.out
+    assert "finished at step 6 of 20" in result.out
+    more = check_run(project, "train", "--resume", "--evaluation.patience", "8", cwd=tmp_path)
+    assert "finished at step 9 of 20" in more.out
+
+
+def test_a_debugger_runs_a_training(tmp_path):
+    text = guide("debugging").read_text(encoding="utf-8")
+    (command,) = re.findall(r"^python -m pdb (-m .+)$", text, re.MULTILINE)
+    project = render(workload="tabular")
+    environment = {**os.environ, "PYTHONPATH": str(project / "src")}
+    words = ["-m", "pdb", "-c", "continue", "-c", "quit", *command.split()]
+    done = subprocess.run(
+        [sys.executable, *words], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert "finished at step 5 of 5" in done.stdout, done.stderr
+    (file,) = re.findall(r"```json\n(.*?)```", text, re.DOTALL)
+    (launch,) = json.loads(file)["configurations"]
+    check_run(project, *launch["args"], "--training.max_steps", "2", cwd=tmp_path)
