@@ -430,7 +430,7 @@ def test_documented_command_works(upstream, project, command):
         words.insert(2, "--defaults")
     code, said = forked("newest", tuple(words[1:]), project)
     if "gpu=v100" in words and "precision=bf16" in words:  # shown as an example of a refusal
-        page = (REPOSITORY / "docs/another-gpu.md").read_text(encoding="utf-8")
+        page = (REPOSITORY / "docs/update.md").read_text(encoding="utf-8")
         assert said.strip().rpartition(": ")[2] in page
         assert changed(project) == []
     else:
