@@ -14,6 +14,7 @@ import pyarrow.parquet
 import pytest
 import torch
 import transformers
+from importing import imported
 from PIL import Image
 from rendering import REPOSITORY, render, replace
 from running import (
@@ -27,6 +28,7 @@ from running import (
 from test_from_elsewhere import quoted, replace_model_settings
 from test_own_data import CODE
 from test_shell import shell
+from variants import choices
 
 FILES = ("dataset.py", "model.py", "commands/prepare.py")
 PREDICT = CODE[-1]  # of the page on your own data, for all of these
@@ -284,3 +286,18 @@ def test_a_debugger_runs_a_training(tmp_path):
     (file,) = re.findall(r"```json\n(.*?)```", text, re.DOTALL)
     (launch,) = json.loads(file)["configurations"]
     check_run(project, *launch["args"], "--training.max_steps", "2", cwd=tmp_path)
+
+
+# ---- names elsewhere ---------------------------------------------------------------------------
+
+
+def test_every_name_of_ours_is_a_setting():
+    known = set()
+    for loader in choices("loader"):
+        known |= set(imported(render(loader=loader), "config").SETTINGS)
+    table = re.findall(
+        r"^\| `.+? \| (.+?) \|$", guide("names").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    ours = {name for cell in table for name in re.findall(r"`([a-z_]+\.[a-z_]+)`", cell)}
+    assert len(ours) >= 25
+    assert ours <= known

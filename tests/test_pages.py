@@ -18,8 +18,8 @@ from rendering import REPOSITORY, render
 from running import PACKAGE, run
 from variants import choices, extras
 
-NEW = ("install", "troubleshooting", "glossary", "comparison", "optimizations", "extras")
-PAGES = ("start", "update", "another-gpu", "rented-gpu", "measure", "monitor", *NEW, "several-gpus")
+NEW = ("troubleshooting", "glossary", "comparison", "optimizations", "extras")
+PAGES = ("start", "update", "rented-gpu", "measure", "monitor", *NEW, "several-gpus")
 NOT_HERE = (
     "accelerate ",
     "docker ",
@@ -56,7 +56,7 @@ def project_words(line: str) -> list[str]:
     words = shlex.split(line)
     if words[:3] == ["python", "-m", PACKAGE]:
         return words[3:]
-    if words[0] == "make" and len(words) > 1 and words[1] not in ("setup", "doctor"):
+    if words[0] == "make" and len(words) > 1 and words[1] not in ("setup", "doctor", "add"):
         arguments = "".join(words[2:]).removeprefix("ARGS=")
         return [words[1], *shlex.split(arguments)]
     return []
@@ -117,7 +117,7 @@ def test_every_command_is_of_a_known_kind():
     """`documented` of test_update.py has those of Copier."""
     for name in PAGES:
         for line in command_lines(name):
-            known = (*NOT_HERE, "copier ", "git ", "cd ", "make setup", "make doctor")
+            known = (*NOT_HERE, "copier ", "git ", "cd ", "make setup", "make doctor", "make add ")
             assert project_words(line) or line.startswith(known), (name, line)
 
 
@@ -134,7 +134,7 @@ def test_no_command_is_shorter_than_its_reader_wants_it(name):
         assert "--max-steps" not in line or "--max-steps" in prose, line
 
 
-@pytest.mark.parametrize("name", [*PAGES, "estimate", "trackers", "frameworks"])
+@pytest.mark.parametrize("name", [*PAGES, "trackers", "frameworks"])
 def test_an_update_does_not_ask_all_questions_again(name):
     """Each has `--defaults`; one that names extras has a list, and the page says what it removes."""
     text = page(name)
