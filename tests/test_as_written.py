@@ -58,7 +58,7 @@ def test_the_first_run_of_the_readme(home, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "line", [line for line in command_lines("install") if "install copier" in line]
+    "line", [line for line in command_lines("start") if "install copier" in line]
 )
 def test_copier_is_installed_and_runs(line, home):
     subprocess.run(f"{line} && copier --version", shell=True, check=True)

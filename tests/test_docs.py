@@ -105,7 +105,9 @@ def test_every_page_is_in_the_navigation_once():
 def test_the_site_has_every_page_and_no_link_of_it_is_lost(tmp_path):
     build_site.copy_pages(tmp_path)
     pages = sorted(tmp_path.rglob("*.md"))
-    assert len(pages) == len(list(DOCS.rglob("*.md"))) + 2  # and README.md, CHANGELOG.md
+    assert (
+        len(pages) == len(list(DOCS.rglob("*.md"))) + 3
+    )  # README.md, CONTRIBUTING.md, CHANGELOG.md
     assert tmp_path / "index.md" in pages
     for page in pages:
         assert problems(page) == []

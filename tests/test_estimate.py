@@ -306,7 +306,9 @@ def test_a_model_that_looks_at_values_is_one_line(tmp_path):
 
 
 def test_the_commands_of_the_page(tmp_path):
-    for words in documented(REPOSITORY / "docs/estimate.md"):
+    for words in documented(REPOSITORY / "docs/rented-gpu.md"):
+        if words[0] != "estimate":
+            continue  # test_pages.py runs the others
         result = estimated(render(workload="tabular"), *words, cwd=tmp_path)
         assert result.code == 0, result.err
         assert "h100" in result.out

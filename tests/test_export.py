@@ -2,9 +2,11 @@
 weights."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -179,3 +181,19 @@ def test_the_page_names_every_file(tmp_path):
         check_run(render(workload="tabular", **EXPORT), *words, *fewer, cwd=tmp_path)
     for path in (newest_run(tmp_path) / "export").iterdir():
         assert f"`{path.name}`" in page.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("workload", ["timeseries", "tabular"])
+def test_the_program_converts_to_onnx(workload, tmp_path, monkeypatch):
+    """By the lines of the page; without the packages that they need, nothing can be compared."""
+    for name in ("onnx", "onnxscript", "onnxruntime"):
+        pytest.importorskip(name)
+    trained(workload, tmp_path)
+    check_run(render(workload=workload, **EXPORT), "export", cwd=tmp_path)
+    monkeypatch.chdir(newest_run(tmp_path) / "export")
+    page = (REPOSITORY / "docs/export.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    expected = torch.export.load("model.pt2").module()(names["batch"])["prediction"]
+    assert torch.allclose(torch.from_numpy(names["prediction"]), expected, rtol=1e-4, atol=1e-4)

@@ -227,6 +227,31 @@ def sizes(place: Path) -> Found:
     return figures | {"saved": figures["T5 large"] / 2}
 
 
+def memory(place: Path) -> Found:
+    """GB of a training by `estimate`, of made-up tokens with GPT-2's vocabulary."""
+    given(place)  # minutes
+    tokens = np.random.default_rng(0).integers(0, 50_256, 40_000).astype(np.uint16)
+    with test_llm.module("engine.data.store").StoreWriter(place / "data", "llm") as writer:
+        writer.append("tokens", tokens)
+        writer.facts = test_llm.facts(50_257)
+        writer.splits = {"train": [0, 40_000], "validation": [0, 0], "test": [0, 0]}
+        writer.source = {}
+    (command,) = re.findall(r"`(estimate --model.size small .+?)`", text("llm"))
+    project = render(workload="llm", extras=["estimate"])
+    figures = Found()
+    for size in ("small", "medium", "large"):
+        for precision in ("fp32", "bf16"):
+            for checkpointed in ("false", "true"):
+                words = command.replace("small", size).split()
+                words += ["--gpu", "h100", "--json", "--training.precision", precision]
+                words += ["--training.gradient_checkpointing", checkpointed]
+                result = start(project, *words, cwd=place).wait(HOUR)
+                assert result.code == 0, result.err[-2000:]
+                (row,) = [row for row in json.loads(result.out) if row["card"] == "h100"]
+                figures[f"{size} {precision} {checkpointed}"] = row["memory_gb"]
+    return figures
+
+
 def cards(place: Path) -> Found:
     figures = Found()
     for card, row in gpus().items():
@@ -243,6 +268,7 @@ SEEDS = [f"--reproducibility.seed {seed}" for seed in (42, 43, 44)]
 MEASUREMENTS: dict[str, Callable[[Path], Found]] = {
     "sizes": sizes,
     "rented": cards,
+    "memory": memory,
     "ETTh2": series,
     "wine": wine,
     "library": library,

@@ -13,12 +13,13 @@ from typing import Any
 
 import pytest
 from forking import forked_trainings, forked_trials
+from importing import imported
 from rendering import REPOSITORY, render
 from running import PACKAGE, run
 from variants import choices, extras
 
-NEW = ("install", "troubleshooting", "glossary", "comparison", "optimizations", "extras")
-PAGES = ("start", "update", "another-gpu", "rented-gpu", "measure", "monitor", *NEW, "several-gpus")
+NEW = ("troubleshooting", "glossary", "comparison", "optimizations", "extras")
+PAGES = ("start", "update", "rented-gpu", "measure", "monitor", *NEW, "several-gpus")
 NOT_HERE = (
     "accelerate ",
     "docker ",
@@ -55,7 +56,7 @@ def project_words(line: str) -> list[str]:
     words = shlex.split(line)
     if words[:3] == ["python", "-m", PACKAGE]:
         return words[3:]
-    if words[0] == "make" and len(words) > 1 and words[1] not in ("setup", "doctor"):
+    if words[0] == "make" and len(words) > 1 and words[1] not in ("setup", "doctor", "add"):
         arguments = "".join(words[2:]).removeprefix("ARGS=")
         return [words[1], *shlex.split(arguments)]
     return []
@@ -116,7 +117,7 @@ def test_every_command_is_of_a_known_kind():
     """`documented` of test_update.py has those of Copier."""
     for name in PAGES:
         for line in command_lines(name):
-            known = (*NOT_HERE, "copier ", "git ", "cd ", "make setup", "make doctor")
+            known = (*NOT_HERE, "copier ", "git ", "cd ", "make setup", "make doctor", "make add ")
             assert project_words(line) or line.startswith(known), (name, line)
 
 
@@ -133,7 +134,7 @@ def test_no_command_is_shorter_than_its_reader_wants_it(name):
         assert "--max-steps" not in line or "--max-steps" in prose, line
 
 
-@pytest.mark.parametrize("name", [*PAGES, "estimate", "trackers", "frameworks"])
+@pytest.mark.parametrize("name", [*PAGES, "trackers", "frameworks"])
 def test_an_update_does_not_ask_all_questions_again(name):
     """Each has `--defaults`; one that names extras has a list, and the page says what it removes."""
     text = page(name)
@@ -239,3 +240,14 @@ def test_the_settings_of_each_loader_are_in_its_row():
 
 def test_every_workload_has_its_row_of_optimizations():
     assert set(choices("workload")) == set(rows("optimizations", "By workload"))
+
+
+def test_the_settings_that_a_resume_keeps_are_those_of_the_page():
+    train = imported(render(), "commands.train")
+    section = page("troubleshooting").partition("## A resume is rejected\n")[2]
+    listed = section.partition("cannot change at a resume")[2].partition("\nTo resume")[0]
+    assert set(train.FIXED) <= set(re.findall(r"`([\w.]+)`", listed))
+    free = {"path", "batch_size", "num_workers", "pin_memory", "prefetch_factor", "resident"}
+    free |= {"persistent_workers", "chunk_size_gb"}  # in words: how data are loaded
+    assert free | {"dropout", "chunked_loss"} == train.FREE
+    assert "except `model.dropout` and `model.chunked_loss`" in listed

@@ -292,3 +292,16 @@ def test_the_command_compares_all_runs_or_those_that_are_named(tmp_path):
     assert "| runs/größe |" in (tmp_path / "runs/compare.md").read_text(encoding="utf-8")
     done = run(project, "compare", "b", "./c", cwd=tmp_path)
     assert first_words(done) == ["run", "c", "runs/b", "runs/compare.md"]
+
+
+def test_a_metric_that_is_the_loss_has_one_column():
+    """The one that more rows have stays: baselines have no loss."""
+    report = imported(render(), "engine.log.report")
+    model = {"loss": 0.5, "mse": 0.5, "mae": 0.6}
+    assert report.side_by_side({"model": model, "mean": {"mse": 1.0}}) == (
+        ("", "mse", "mae"),
+        [("model", 0.5, 0.6), ("mean", 1.0, None)],
+    )
+    header, _ = report.side_by_side({"best": model, "training": {"loss": 0.4}})
+    assert header == ("", "loss", "mae")
+    assert report.side_by_side({"model": {**model, "mse": 0.4}})[0] == ("", "loss", "mse", "mae")

@@ -14,6 +14,7 @@ import pytest
 import torch.utils.tensorboard  # noqa: F401
 import wandb  # noqa: F401
 import yaml
+from importing import imported
 from ranks import start_ranks
 from rendering import REPOSITORY, render
 from running import (
@@ -292,6 +293,37 @@ def test_no_server_is_one_line_before_training_and_a_note_after_it(
     assert losses(place) == losses(reference)
     assert SECRET not in resumed.out + resumed.err
     assert secrets_in(place) == []
+
+
+def test_a_login_of_wandb_is_as_good_as_a_key(place, monkeypatch):
+    """`wandb login` writes the key to ~/.netrc, by the name of the server."""
+    module = imported(render(workload="tabular", tracker="wandb"), "engine.log.tracker")
+    assert not module.has_login()
+    logins = place / "home/.netrc"
+    logins.parent.mkdir()
+    logins.write_text(f"machine api.wandb.ai\n  login user\n  password {SECRET}\n")
+    logins.chmod(0o600)
+    assert module.has_login()
+    monkeypatch.setenv("WANDB_BASE_URL", f"http://{NOWHERE}")
+    assert not module.has_login()
+    with open(logins, "a") as file:
+        file.write(f"machine {NOWHERE}\n  login user\n  password {SECRET}\n")
+    monkeypatch.setenv("WANDB_INIT_TIMEOUT", "3")
+    one_error(train(place, "wandb", *OPTIONS), "tracker cannot be opened", "wandb login")
+    assert not list((place / "runs").iterdir())
+
+
+def test_entity_tags_and_group_of_wandb_are_those_of_the_environment(place, monkeypatch):
+    names = {"WANDB_ENTITY": "our-team", "WANDB_TAGS": "a,b", "WANDB_RUN_GROUP": "sweep-1"}
+    for name, value in names.items():
+        assert name in (REPOSITORY / "docs/trackers.md").read_text(encoding="utf-8")
+        monkeypatch.setenv(name, value)
+    assert train(place, "wandb", *OPTIONS, "--max-steps", "2").code == 0
+    (path,) = newest_run(place).glob("wandb/offline-run-*/run-*.wandb")
+    (record,) = [record.run for record in wandb_records(path) if record.HasField("run")]
+    assert record.entity == "our-team"
+    assert set(record.tags) == {"a", "b"}
+    assert record.run_group == "sweep-1"
 
 
 def test_no_server_ends_all_ranks_with_one_line(place):

@@ -1,5 +1,6 @@
 """docs/tutorial.md from its first command to its last: each runs, and prints what the page shows."""
 
+import os
 import re
 import shlex
 import shutil
@@ -53,8 +54,17 @@ class Reader:
         command = command.replace(SOURCE, str(self.source))
         for program, module in (("copier", "-m copier"), ("python", "")):
             command = re.sub(rf"^{program} ", f"{sys.executable} {module} ", command)
+        programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        environment = {**os.environ, "PATH": programs}  # `make` finds Python and Copier there
+        for inherited in ("ARGS", "MAKEFLAGS", "MAKELEVEL", "MAKEOVERRIDES"):
+            environment.pop(inherited, None)
         done = subprocess.run(
-            ["sh", "-c", command], cwd=self.folder, capture_output=True, text=True, check=False
+            ["sh", "-c", command],
+            cwd=self.folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
         )
         assert done.returncode == 0, done.stderr
         return done.stdout + done.stderr

@@ -361,6 +361,31 @@ def test_layout_changes_both_ways_and_what_is_not_asked_goes(upstream, tmp_path)
             file.write("# an edit\n")
 
 
+def make_add(project: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    for inherited in ("ARGS", "MAKEFLAGS", "MAKELEVEL", "MAKEOVERRIDES"):
+        environment.pop(inherited, None)
+    return subprocess.run(
+        ["make", "add", *words], cwd=project, env=environment, capture_output=True, text=True
+    )
+
+
+def test_make_add_keeps_the_extras_that_a_project_has(upstream, tmp_path):
+    project = copied(upstream, tmp_path / "project", extras=["watch"])
+    unnamed = make_add(project)
+    assert unnamed.returncode != 0
+    assert "error: no extra: EXTRA: name one, as in: make add EXTRA=check" in unnamed.stderr
+    assert changed(project) == []
+    done = make_add(project, "EXTRA=check ema")
+    assert done.returncode == 0, done.stderr
+    answers = yaml.safe_load((project / ".copier-answers.yml").read_text(encoding="utf-8"))
+    assert set(answers["extras"]) == {"watch", "check", "ema"}
+    assert content(project) == content(render(extras=["watch", "check", "ema"]))
+    again = make_add(commit(project), "EXTRA=watch")
+    assert again.returncode == 0, again.stderr
+    assert changed(project) == []
+
+
 # ---- the environment ---------------------------------------------------------------------------
 
 
@@ -405,7 +430,7 @@ def test_documented_command_works(upstream, project, command):
         words.insert(2, "--defaults")
     code, said = forked("newest", tuple(words[1:]), project)
     if "gpu=v100" in words and "precision=bf16" in words:  # shown as an example of a refusal
-        page = (REPOSITORY / "docs/another-gpu.md").read_text(encoding="utf-8")
+        page = (REPOSITORY / "docs/update.md").read_text(encoding="utf-8")
         assert said.strip().rpartition(": ")[2] in page
         assert changed(project) == []
     else:

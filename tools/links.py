@@ -106,7 +106,11 @@ def local_file(target: str, document: Path) -> Path | None:
 
 def site_page(path: str) -> Path:
     """The Markdown file of a page of the site."""
-    outside = {"overview.html": "README.md", "changelog.html": "CHANGELOG.md"}
+    outside = {
+        "overview.html": "README.md",
+        "contribute.html": "CONTRIBUTING.md",
+        "changelog.html": "CHANGELOG.md",
+    }
     if path in outside:
         return REPOSITORY / outside[path]
     file = path if path.endswith(".html") else f"{path}/index.html".lstrip("/")

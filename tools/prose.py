@@ -23,7 +23,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 RULES = yaml.safe_load((REPOSITORY / "tools/prose.yml").read_text(encoding="utf-8"))
 WORDS = {re.compile(word, re.IGNORECASE): better for word, better in RULES["words"].items()}
 
-READ_BY_PEOPLE = ("README.md", "CHANGELOG.md", "copier.yml", "docs", "template")
+READ_BY_PEOPLE = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "copier.yml", "docs", "template")
 ENDINGS = (".md", ".yml", ".yaml", ".py", ".txt", ".jinja")
 LONGEST_SENTENCE = 30  # words
 SENTENCE_END = re.compile(r"(?<=[.!?])\s+")

@@ -233,8 +233,9 @@ def setting_entry(key: str, variants: Variants) -> str:
     lines.append(f"Environment: {names}" if names else "")
     needed = needs().get(key) or needs().get(section)
     lines.append(f"Only with: {needed}" if needed else "")
-    if section != "tracker":
-        lines.append(f"Workloads: {workloads(place.workload for place in places)}")
+    only = workloads(place.workload for place in places)
+    if section != "tracker" and only != "all":
+        lines.append(f"Workloads: {only}")
     return "\n\n".join([f"### `{key}`", *paragraphs, bullets(lines)])
 
 
@@ -396,7 +397,8 @@ def command_entry(name: str, having: list[str]) -> str:
     lines = []
     if name in choices("extras"):
         lines.append(f"Only with: extra `{name}`")
-    lines.append(f"Workloads: {workloads(having)}")
+    if list(having) != list(ALL):
+        lines.append(f"Workloads: {workloads(having)}")
     paragraphs = [f"## `{name}`", purpose(name, having), bullets(lines), examples(name)]
     return "\n\n".join(filter(None, [*paragraphs, flag_table(by_workload, having)]))
 
@@ -567,7 +569,9 @@ def question_entry(name: str, question: Mapping[str, Any]) -> str:
     if "when" in question:
         asked = texts()["questions"][name]["asked"]
     kind = "several answers" if question.get("multiselect") else question["type"]
-    lines = [f"Type: {kind}", f"Default: {shown}", f"Asked: {asked}"]
+    lines = [f"Type: {kind}", f"Default: {shown}"]
+    if asked != "always":
+        lines.append(f"Asked: {asked}")
     paragraphs = [f"## `{name}`", " ".join(question["help"].split()), bullets(lines), answers(name)]
     return "\n\n".join(filter(None, paragraphs))
 
@@ -603,19 +607,15 @@ def gpus_page() -> str:
     return page("GPUs", "gpus", *cards, *figures, *sources)
 
 
-CARD = ("answer", "name", "names in CUDA", "GB", "capability", "`auto`", "fp8", "PyTorch", "wheel")
+CARD = ("answer", "name", "GB", "capability", "`auto`", "PyTorch", "wheel")
 
 
 def card_row(key: str, gpu: Mapping[str, Any]) -> Row:
-    peaks = gpu["tflops"]
-    has_fp8 = peaks["fp8"] is not None
     major, minor = map(int, gpu["sm"].split("."))
     is_amd = "rocm" in gpu["wheel"]
     automatic, _ = module("engine.compute.gpus").resolve_precision("auto", (major, minor), is_amd)
-    fp8 = "yes" if has_fp8 else "no"
-    names = ", ".join(gpu["aliases"])
-    limits = (gpu["memory_gb"], gpu["sm"], automatic, fp8, code(gpu["torch"]), code(gpu["wheel"]))
-    return (code(key), gpu["label"], names, *limits)
+    limits = (gpu["memory_gb"], gpu["sm"], automatic, code(gpu["torch"]), code(gpu["wheel"]))
+    return (code(key), gpu["label"], *limits)
 
 
 def peaks_row(key: str, gpu: Mapping[str, Any]) -> Row:

@@ -19,7 +19,7 @@ def ranks_of(world: int, rank: int, batch: int, kind: str = "lanes") -> Any:
     recurrent = engine("run.recurrent", extras=["lanes"]).RecurrentState(stride=1)
     progress = module.Progress(step=6)
     group = OneOf(world, rank)
-    meter = engine("log.meter").Meter(group, None, skips=False)
+    meter = engine("log.meter").Meter(group, skips=False)
     return module.RankStates(group, progress, meter, recurrent, order, steps_per_epoch=9)
 
 

@@ -249,8 +249,10 @@ def has_mask(index: Any) -> bool:
 
 
 def own_line(frames: traceback.StackSummary) -> traceback.FrameSummary | None:
-    """Return the innermost frame in your own modules."""
+    """Return the innermost frame in your own modules; None in `host`, which the CPU runs."""
     package = Path(__file__).parent.parent
+    if any(frame.name == "host" for frame in frames):
+        return None
     for frame in reversed(frames):
         path = Path(frame.filename)
         if path.parent == package and path.name not in ("__main__.py", "assemble.py"):

@@ -48,6 +48,7 @@ PREDICT = "model.py, predict"
 HELD_OUT = 0.95  # required ratio of held-out losses: true labels over shuffled labels
 NEARER = 0.8  # required ratio of squared errors: after training over before
 PLACES = 16  # number of places at which `check_future` changes the rows
+ENCODED = 1000  # more rows of a sample that `host` decodes are the bytes of a file, such as a JPEG
 MEANT = "host sync"  # a comment with these words, in the line or above it, allows the wait
 
 
@@ -252,13 +253,21 @@ def check_padding(bench: Bench) -> str:
 def check_future(bench: Bench) -> str:
     """Stored rows from a target on do not affect its prediction."""
     numbers = np.array(bench.numbers("train", FEW))
+    decodes = hasattr(bench.samples["train"], "host")
     looked = 0
     for array, spans in bench.samples["train"].spans(numbers, 0).items():
         lengths = spans.num_rows().reshape(len(numbers), -1).max(1)
+        if decodes and lengths.max() > ENCODED:
+            continue
         for donor, length in zip(numbers[1:], lengths[1:], strict=True):
             num_rows = min(int(lengths[0]), int(length))
             swap = Swap(bench, array, int(numbers[0]), int(donor))
-            targets = swap.targets(num_rows)
+            try:
+                targets = swap.targets(num_rows)
+            except Exception:
+                if not decodes:
+                    raise
+                break  # a file made of two cannot be decoded
             if targets:
                 check_causal(bench, swap, num_rows, targets)
                 looked += len(targets)

@@ -23,8 +23,8 @@ class Server(Section):
     """W&B project, or MLflow experiment, that contains the runs. "" uses the package's name."""
 
     offline: bool | Auto = "auto"
-    """true: nothing leaves this machine. auto: true if the environment has no WANDB_API_KEY, or no
-    MLFLOW_TRACKING_URI."""
+    """true: nothing leaves this machine. auto: true without a login to W&B (`wandb login`, or
+    WANDB_API_KEY), or without MLFLOW_TRACKING_URI."""
 
 
 class Guarded:

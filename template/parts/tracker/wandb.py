@@ -1,15 +1,18 @@
-"""Weights & Biases: online if WANDB_API_KEY is set, otherwise files in the run folder.
+"""Weights & Biases: online with a login, otherwise files in the run folder.
 
-wandb itself reads the key from the environment; no setting, log or file of a run contains it.
+wandb itself reads the key, and the names of entity, tags and group, from the environment; no
+setting, log or file of a run contains the key.
 """
 
 from __future__ import annotations
 
 import html
+import netrc
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 from uuid import uuid4
 
 from ..files import read_json, write_json
@@ -23,7 +26,7 @@ FINISH_SECONDS = 60  # what is not sent by then stays in the folder, for `wandb 
 class Tracker(Guarded):
     """One run of W&B, however often it is resumed."""
 
-    REMEDY = "check WANDB_API_KEY and the network, or add --tracker.offline true"
+    REMEDY = "run `wandb login` and check the network, or add --tracker.offline true"
 
     def connect(self, step: int | None) -> str:
         import wandb
@@ -48,14 +51,14 @@ class Tracker(Guarded):
 
     def _mode(self) -> Any:
         """Return W&B's mode, from the setting or else from the environment."""
-        has_key = bool(os.environ.get("WANDB_API_KEY"))
+        has_key = has_login()
         mode = "online" if has_key else "offline"
         mode = os.environ.get("WANDB_MODE") or mode
         if self.settings.tracker.offline != "auto":
             mode = "offline" if self.settings.tracker.offline else "online"
         if mode == "online" and not has_key:
             # wandb would ask for the key, and wait.
-            raise ValueError("WANDB_API_KEY is not set")
+            raise ValueError("there is no login, and WANDB_API_KEY is not set")
         return mode
 
     def send(self, step: int, row: Mapping[str, float]) -> None:
@@ -79,3 +82,15 @@ class Tracker(Guarded):
 
     def finish(self, failed: bool) -> None:
         self.tracked.finish(exit_code=int(failed))
+
+
+def has_login() -> bool:
+    """Whether W&B has a key: in the environment, or from `wandb login`, which writes ~/.netrc."""
+    if os.environ.get("WANDB_API_KEY"):
+        return True
+    address = os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai"
+    try:
+        logins = netrc.netrc(os.environ.get("NETRC"))
+    except (OSError, netrc.NetrcParseError):
+        return False
+    return urlsplit(address).netloc in logins.hosts

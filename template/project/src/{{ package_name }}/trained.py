@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from .engine.errors import UserError
 from .engine.files import replacing
 from .engine.plugins import discover
-from .engine.runs import typed_path, typed_run
+from .engine.runs import CONFIG, find_run, typed_path, typed_run
 
 if TYPE_CHECKING:
     import numpy as np
@@ -90,6 +90,20 @@ def open_run(
     load_weights(checkpoint, saved, getattr(arguments, "weights", "trained"))
     project.model.eval()
     return project, saved["step"]
+
+
+def load_run(run: str | Path | None = None, checkpoint: str = "best") -> Any:
+    """Return the project of a trained run for your own Python, such as a notebook.
+
+    run: name or path, by default the newest run. Its `model` is in evaluation mode. Call it in the
+    project's folder.
+    """
+    from .config import load
+
+    folder = find_run(run)
+    settings = load(folder / CONFIG, resolved=True)
+    project, _ = open_run(folder, settings, argparse.Namespace(checkpoint=checkpoint))
+    return project
 
 
 def load_weights(checkpoint: Checkpoint, saved: State, weights: str) -> None:

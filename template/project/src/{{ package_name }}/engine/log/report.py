@@ -74,8 +74,21 @@ def side_by_side(rows: dict[str, Row]) -> tuple[Cells, list[Cells]]:
     """Return header and cells of a table: a line for each row, a column for each number."""
     names = [name for row in rows.values() for name in row if name not in NO_METRICS]
     names = list(dict.fromkeys(names))
+    repeated = repeated_column(names, list(rows.values()))
+    names = [name for name in names if name != repeated]
     cells = [(title, *(row.get(name) for name in names)) for title, row in rows.items()]
     return ("", *names), cells
+
+
+def repeated_column(names: list[str], rows: list[Row]) -> str:
+    """Return `loss`, or a metric that is the same number; of both, the one in fewer rows."""
+    with_loss = [row for row in rows if "loss" in row]
+    for name in names:
+        with_name = [row for row in rows if name in row]
+        pairs = [(show(row["loss"]), show(row[name])) for row in with_name if "loss" in row]
+        if name != "loss" and pairs and all(loss == value for loss, value in pairs):
+            return "loss" if len(with_name) > len(with_loss) else name
+    return ""
 
 
 # --- text

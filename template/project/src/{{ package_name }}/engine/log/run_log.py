@@ -35,6 +35,7 @@ class RunLog:
         self.is_main = is_main
         self.tracker = tracker
         self.step = 0  # of the last record
+        self.first_step = 0  # after which this call trains
         self.num_steps = 0
         self._file: TextIO = io.StringIO()  # metrics.jsonl, from `start` on
         self._bar: tqdm | None = None
@@ -48,6 +49,7 @@ class RunLog:
         """
         step = progress.step
         self.step = step
+        self.first_step = step
         self.num_steps = num_steps
         if not self.is_main:
             return
@@ -83,8 +85,11 @@ class RunLog:
 
     def training(self, record: Row, metrics: Iterable[str]) -> None:
         """Write and print a record of training. metrics: names of the model's metrics."""
-        self._write(record)
         text = training_line(record, metrics)
+        # The first steps compile and fill caches, so they say nothing of the time left.
+        if self.step > self.first_step:
+            text += f"  ETA {duration(record['eta_s'])}"
+        self._write(record)
         if self._bar is None:
             self.line(f"step {record['step']}/{self.num_steps}  epoch {record['epoch']}  {text}")
         else:
@@ -178,7 +183,6 @@ def training_line(record: Row, metrics: Iterable[str]) -> str:
         f"{text}  lr {record['learning_rate']:.3g}  norm {record['gradient_norm']:.3g}  {rate}"
         f"  {record['step_ms']:.2f} ms/step"
         f"  data wait {record['data_wait_fraction']:.0%}{memory}"
-        f"  ETA {duration(record['eta_s'])}"
     )
 
 
