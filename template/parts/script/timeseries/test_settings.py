@@ -1,0 +1,2 @@
+SMALL = ["--history", "24", "--horizon", "4", "--split", "1200,300,300", "--batch_size", "16"]
+SMALL += ["--width", "8"]
