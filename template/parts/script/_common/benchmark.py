@@ -1,43 +1,29 @@
 # -----------------------------------------------------------------------------
-# Benchmark: optimizations on against off, in turns, on this machine.
+# Benchmark: optimizations on against off, in turns, on this machine. To measure one alone, turn
+# the others off: --no-optimize --fused --benchmark.
 
-UNMEASURED = ["expandable_segments", "freeze_garbage", "gradient_accumulation_steps"]
 
-
-def benchmark(settings: Settings, rounds: int, each: bool) -> None:
-    """Print what all optimizations gain together, or each one alone, with the spread."""
+def benchmark(settings: Settings) -> None:
+    """Print the times of steps with and without the optimizations, and what these gain."""
     optimized = Trainer(settings)
+    plain = Trainer(replace(settings, **OFF))
     print_table(optimized.resolved, settings)
-    off = replace(settings, **OFF)
-    active = optimized.settings
-    print(f"{rounds} rounds of {settings.log_every} steps; median (range) of the ratios in turns")
-    if not each:
-        compare("all optimizations", optimized, Trainer(off), rounds)
-        return
-    del optimized
-    for name, value in OFF.items():
-        if getattr(active, name) != value and name not in UNMEASURED:
-            alone = replace(off, **{name: getattr(active, name)})
-            compare(name, Trainer(alone), Trainer(off), rounds)
-
-
-def compare(title: str, with_it: Trainer, without: Trainer, rounds: int) -> None:
-    """Time steps with and without optimizations in turns, and print times and gain."""
+    steps_optimized = optimized.steps()
+    steps_plain = plain.steps()
     times = []
-    steps = [with_it.steps(), without.steps()]
-    for _ in range(rounds + 1):
-        on = time_steps(with_it, islice(steps[0], with_it.settings.log_every))
-        off = time_steps(without, islice(steps[1], with_it.settings.log_every))
-        times.append((off[0] / on[0], on[0], off[0], on[1], off[1]))
+    for _ in range(settings.rounds + 1):
+        on, memory_on = time_steps(optimized, steps_optimized)
+        off, memory_off = time_steps(plain, steps_plain)
+        times.append((off / on, on, off))
     # The first round compiles and warms up.
-    ratios, ons, offs, memory_on, memory_off = zip(*times[1:], strict=True)
-    text = f"{title}: {spread(ons)} ms a step against {spread(offs)}: {spread(ratios)}× as fast"
+    ratios, ons, offs = zip(*times[1:], strict=True)
+    print(f"{settings.rounds} rounds of {settings.log_every} steps; median (range) of the rounds")
+    text = f"{spread(ons)} ms a step against {spread(offs)}: {spread(ratios)}× as fast"
     if min(ratios) <= 1 <= max(ratios):
         text += ", which is no difference that these rounds show"
     print(text)
     if DEVICE.type == "cuda":
-        peaks = f"{max(memory_on):.2f} against {max(memory_off):.2f} GB"
-        print(f"{title}: peak memory {peaks}")
+        print(f"peak memory {memory_on:.2f} against {memory_off:.2f} GB")
 
 
 def time_steps(trainer: Trainer, steps: Iterator) -> tuple[float, float]:
@@ -47,7 +33,7 @@ def time_steps(trainer: Trainer, steps: Iterator) -> tuple[float, float]:
         torch.cuda.reset_peak_memory_stats()
     first_step = trainer.progress.step
     start_time = time.perf_counter()
-    for micro_batches in steps:
+    for micro_batches in islice(steps, trainer.settings.log_every):
         trainer.step(micro_batches)
     trainer.mean_loss()  # waits for the GPU
     seconds = time.perf_counter() - start_time

@@ -9,6 +9,7 @@ ENVIRONMENT = [
     "PIN_MEMORY",
     "PREFETCH_FACTOR",
     "PERSISTENT_WORKERS",
+    "ALLOW_UNSAFE_DATALOADER",
 ]
 
 
@@ -43,9 +44,7 @@ def make_parser(defaults: dict) -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--resume", nargs="?", const="", help="resume the newest run, or this one")
-    text = "measure all optimizations together, or each of them alone"
-    add("--benchmark", nargs="?", const="all", choices=["all", "each"], help=text)
-    add("--rounds", type=int, help="rounds of --benchmark (default: 7)")
+    add("--benchmark", action="store_true", help="measure what the optimizations gain here")
     add("--no-optimize", "--no_optimize", action="store_true", help="all optimizations off")
     source = inspect.getsource(RunSettings) + inspect.getsource(Settings)
     texts = {**OPTIMIZATIONS, **dict(re.findall(r"(\w+): .*  # (.*)", source))}
@@ -83,7 +82,7 @@ def read_settings(given: dict) -> tuple[Settings, Path]:
     path = Path(resume, "settings.json")
     if not resume:
         path = max(Path("runs").glob("*/settings.json"), default=path)
-    if not path.exists():
+    if not os.path.exists(path):  # also if the name is too long
         raise UserError(f"no run to resume: {path} does not exist: check --resume")
     try:
         settings = Settings(**json.loads(path.read_bytes()))
@@ -100,11 +99,10 @@ def main(arguments: list[str]) -> int:
     """Return the exit code: 2 for an error, 128 + the number of a signal."""
     try:
         given = parse(arguments)
-        measured = given.pop("benchmark", "")
-        rounds = given.pop("rounds", 7)
+        is_benchmark = given.pop("benchmark", False)
         settings, run = read_settings(given)
-        if measured:
-            benchmark(settings, rounds, each=measured == "each")
+        if is_benchmark:
+            benchmark(settings)
             return 0
         return run_training(settings, run)
     except (UserError, argparse.ArgumentError) as error:

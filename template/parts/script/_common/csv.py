@@ -1,3 +1,12 @@
+def read_number(cell: str) -> float:
+    """Return the number in a cell, or NaN if it is no finite number."""
+    try:
+        number = float(cell.replace("_", "x"))  # Python reads 1_2 as 12
+    except ValueError:
+        return math.nan
+    return number if abs(number) < 3.4e38 else math.nan
+
+
 def read_rows(path: Path) -> list[list[str]]:
     """Return the cells of a CSV file, with the header first."""
     open_file: Any = gzip.open if path.suffix == ".gz" else open

@@ -158,6 +158,6 @@ def print_table(resolved: Resolved, settings: Settings) -> None:
         is_off = getattr(resolved.active, name) == OFF[name]
         if is_off and getattr(settings, name) != getattr(Settings(), name):
             print(f"note: --{name} has no effect: {reason}")
-    for name in WITHOUT_EFFECT:
-        if os.environ.get(name):
-            print(f"note: {name} has no effect: {WITHOUT_EFFECT[name]}")
+    for name in ENVIRONMENT:
+        if os.environ.get(name) and name.lower() not in vars(settings):
+            print(f"note: {name} has no effect: {NO_LOADER}")

@@ -1,7 +1,7 @@
 # -----------------------------------------------------------------------------
 # Settings. Each one is a flag, and --help prints its text. The lists limit the values.
 
-AT_LEAST_ONE = ["batch_size", "gradient_accumulation_steps", "epochs", "log_every"]
+AT_LEAST_ONE = ["batch_size", "gradient_accumulation_steps", "epochs", "log_every", "rounds"]
 AT_MOST_ONE = ["dropout", "learning_rate", "weight_decay", "final_factor"]
 MINUS_ONE = ["warmup_steps"]  # -1 stands for a value that is computed
 CHOICES = {
@@ -42,6 +42,7 @@ class RunSettings:
     evaluate_every: int = 0  # steps between evaluations; 0: at the end of each epoch
     save_every: int = 0  # steps between checkpoints; 0: at the end of each epoch
     log_every: int = 50  # steps between log entries; each one waits for the GPU
+    rounds: int = 7  # rounds of --benchmark, each of --log_every steps
     seed: int = 42  # seed of weights, dropout and the order of samples
     # optimizations: OPTIMIZATIONS below explains each one
     precision: str = "auto"

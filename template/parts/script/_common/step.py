@@ -56,17 +56,6 @@ def optimizer_step(
     return norm / num_targets
 
 
-def training_steps(data: Data, settings: Settings, step: int, steps_per_epoch: int) -> Iterator:
-    """Yield the micro-batches of each step after `step`. An epoch has each sample once."""
-    accumulation = settings.gradient_accumulation_steps
-    while True:
-        epoch, steps_done = divmod(step, steps_per_epoch)
-        batches = data.epoch(epoch, steps_done * accumulation)
-        for _ in range(steps_done, steps_per_epoch):
-            yield islice(batches, accumulation)
-            step += 1
-
-
 @dataclass
 class Progress:
     """What a checkpoint contains besides weights and random states."""
@@ -113,8 +102,15 @@ class Trainer:
         self.wait_seconds = 0.0  # for batches since then
 
     def steps(self) -> Iterator:
-        """Return the micro-batches of each step that is left."""
-        return training_steps(self.data, self.settings, self.progress.step, self.steps_per_epoch)
+        """Yield the micro-batches of each step that is left. An epoch has each sample once."""
+        step = self.progress.step
+        accumulation = self.settings.gradient_accumulation_steps
+        while True:
+            epoch, steps_done = divmod(step, self.steps_per_epoch)
+            batches = self.data.epoch(epoch, steps_done * accumulation)
+            for _ in range(steps_done, self.steps_per_epoch):
+                yield islice(batches, accumulation)
+                step += 1
 
     def step(self, micro_batches: Iterator) -> Tensor:
         """Train one step, and return the norm of its gradients."""
@@ -169,20 +165,22 @@ class Trainer:
 
         Raise an error for the first loss or gradient norm that is not finite.
         """
-        steps, losses, sizes, samples = zip(*self.progress.micro_batches, strict=True)
-        means = torch.stack(losses)
-        weights = torch.stack(sizes)
-        values = [*zip(steps, ["loss"] * len(steps), means.tolist(), samples, strict=True)]
-        for step, norm, numbers in self.norms:
-            values.append((step, "gradient norm", norm.item(), numbers))
+        micro_batches = self.progress.micro_batches
+        losses = torch.stack([loss for _, loss, _, _ in micro_batches])
+        weights = torch.stack([num_targets for _, _, num_targets, _ in micro_batches])
+        values = []
+        for (step, _, _, samples), loss in zip(micro_batches, losses.tolist(), strict=True):
+            values.append((step, "loss", loss, samples))
+        for step, norm, samples in self.norms:
+            values.append((step, "gradient norm", norm.item(), samples))
         # Sorting keeps the order within a step: its losses come before the norm.
-        for step, name, value, numbers in sorted(values, key=lambda entry: entry[0]):
+        for step, name, value, samples in sorted(values, key=lambda entry: entry[0]):
             if not math.isfinite(value):
                 raise UserError(
-                    f"the {name} of step {step} is {value}: training samples {numbers[:64]}: check "
+                    f"the {name} of step {step} is {value}: training samples {samples[:64]}: check "
                     "these samples, Model and compute_loss, or use a smaller --learning_rate"
                 )
-        return ((means * weights).sum() / weights.sum()).item()
+        return ((losses * weights).sum() / weights.sum()).item()
 
     def find_finite(self) -> set[str]:
         """Return the names of weights and buffers without NaN and infinity. Waits for the GPU."""

@@ -41,7 +41,10 @@ def read_stock(path: Path) -> Stock:
                 if name == "date":
                     table[name].append(np.datetime64(cell, "D"))
                 elif name in (*PRICES, "adjusted", "volume"):
-                    table[name].append(math.nan if cell in GAPS else float(cell))
+                    value = read_number(cell)
+                    if math.isnan(value) and cell not in GAPS:
+                        raise ValueError(f"'{cell}' is not a finite number")
+                    table[name].append(value)
         except ValueError as error:
             raise UserError(f"{error}: {path}, row {number}: fix this row") from None
     prices = np.array([table[name] for name in PRICES]).T

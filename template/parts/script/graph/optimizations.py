@@ -3,12 +3,6 @@ OPTIMIZATIONS["resident"] = "the panel stays on the device: no step waits for da
 OFF["cached_graphs"] = False
 OFF["resident"] = False
 NO_LOADER = "a batch is one gather, without a DataLoader"
-WITHOUT_EFFECT = {
-    "NUM_WORKERS": NO_LOADER,
-    "PREFETCH_FACTOR": NO_LOADER,
-    "PERSISTENT_WORKERS": NO_LOADER,
-    "ALLOW_UNSAFE_DATALOADER": NO_LOADER,
-}
 DYNAMIC_SHAPES = False
 
 

@@ -34,7 +34,10 @@ class Data:
     def __init__(self, settings: Settings):
         if settings.data:
             # Mapped, so that the text may be larger than memory. END follows its last byte.
-            text = np.memmap(find_file(settings.data), np.uint8, mode="c")
+            path = find_file(settings.data)
+            if not path.stat().st_size:
+                raise UserError(f"no data: {path}: check --data")
+            text = np.memmap(path, np.uint8, mode="c")
             held_out = round((len(text) + 1) * 0.05)
             texts = np.split(text, [len(text) + 1 - 2 * held_out, len(text) + 1 - held_out])
         else:

@@ -22,12 +22,12 @@ class Pretrained:
         try:
             config: Any = T5Config.from_pretrained(name)
             self.tokenizer: Any = AutoTokenizer.from_pretrained(name)
-        except (OSError, ValueError) as error:
+            self.vocabulary = config.vocab_size
+            self.end = config.eos_token_id
+            self.start = config.decoder_start_token_id
+        except (OSError, ValueError, AttributeError) as error:
             reason = " ".join(str(error).split())[:160]
             raise UserError(f"cannot load ({reason}): --pretrained {name}: check it") from None
-        self.vocabulary = config.vocab_size
-        self.end = config.eos_token_id
-        self.start = config.decoder_start_token_id
 
     def encode(self, text: str) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=False)
@@ -107,7 +107,7 @@ class Data:
 
         self.splits = {}
         first = 0
-        ends = split_rows(settings.split, len(pairs))
+        ends = split_rows(settings.split, len(pairs), rounded=1)
         for name, end in zip(["train", "validation", "test"], ends, strict=True):
             self.splits[name] = range(first, end)
             first = end

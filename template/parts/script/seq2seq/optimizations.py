@@ -4,12 +4,6 @@ OFF["resident"] = False
 OFF["bucket"] = False
 DYNAMIC_SHAPES = True  # batches have many lengths: compile each block once for all of them
 NO_LOADER = "a batch is one gather, without a DataLoader"
-WITHOUT_EFFECT = {
-    "NUM_WORKERS": NO_LOADER,
-    "PREFETCH_FACTOR": NO_LOADER,
-    "PERSISTENT_WORKERS": NO_LOADER,
-    "ALLOW_UNSAFE_DATALOADER": NO_LOADER,
-}
 
 
 def resolve_own(resolved: Resolved) -> None:

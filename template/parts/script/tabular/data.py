@@ -1,11 +1,3 @@
-def read_number(cell: str) -> float:
-    """Return the number in a cell, or nan for a text."""
-    try:
-        return float(cell.replace("_", "x"))  # Python reads 1_2 as 12
-    except ValueError:
-        return math.nan
-
-
 def read_table(settings: Settings) -> dict[str, np.ndarray]:
     """Return each column by name: text if --category names it or most cells are, else float32."""
     header, *rows = read_rows(find_file(settings.data))
@@ -21,8 +13,7 @@ def read_table(settings: Settings) -> dict[str, np.ndarray]:
         is_category = name in categories or np.isnan(numbers).mean() > 0.5
         for row, cell in enumerate(cells):
             is_missing = cell in ("", "NA", "nan", "NaN")
-            is_number = abs(numbers[row]) < 3.4e38
-            if is_missing or not (is_category or is_number):
+            if is_missing or (np.isnan(numbers[row]) and not is_category):
                 remedy = "fill it, or remove the row" if is_missing else "fix it, or use --category"
                 raise UserError(
                     f"cannot read '{cell}': {settings.data}, row {row + 2}, column '{name}': "
@@ -39,22 +30,6 @@ def synthesize() -> dict[str, np.ndarray]:
     soil = soil.round()
     harvest = 50 + 10 * (np.sin(2 * rain) + rain * sun + soil) + 3 * noise
     return {"rain": rain, "sun": sun, "soil": soil.astype(str), "harvest": harvest}
-
-
-def split_rows(split: str, num_rows: int) -> dict[str, range]:
-    """Return the rows of each split, after the shuffle."""
-    try:
-        train, validation, test = [float(share) for share in split.split(",")]
-        first = round(num_rows * train)
-        last = num_rows - round(num_rows * test)
-        if not 0 < first < last <= num_rows or abs(train + validation + test - 1) > 1e-6:
-            raise ValueError
-    except (ValueError, OverflowError):
-        raise UserError(
-            f"'{split}' does not split {num_rows} rows: --split: "
-            "use fractions that add up to 1, such as 0.7,0.15,0.15"
-        ) from None
-    return {"train": range(first), "validation": range(first, last), "test": range(last, num_rows)}
 
 
 def standardize(values: np.ndarray, num_train: int) -> tuple[np.ndarray, list[float]]:
@@ -106,7 +81,12 @@ class Data:
         if target not in table:
             raise UserError(f"no column '{target}': --target: use one of {', '.join(table)}")
         num_rows = len(table[target])
-        self.splits = split_rows(settings.split, num_rows)
+        first, second, last = split_rows(settings.split, num_rows)
+        self.splits = {
+            "train": range(first),
+            "validation": range(first, second),
+            "test": range(second, last),
+        }
         shuffle = np.random.default_rng(0).permutation(num_rows)
 
         self.facts: dict = {}

@@ -11,7 +11,7 @@ class Settings(RunSettings):
     target: str = ""  # column to predict; if empty, the last column
     task: str = "regression"  # regression (predict a number) or classification
     category: str = ""  # columns whose numbers are names, separated by commas
-    split: str = "0.7,0.15,0.15"  # fractions for training, validation and test, after a shuffle
+    split: str = "0.7,0.15,0.15"  # training, validation, test after a shuffle: fractions or rows
     # model
     width: int = 64  # units of each hidden layer
     depth: int = 3  # number of hidden layers; all but the first are residual
@@ -21,5 +21,6 @@ class Settings(RunSettings):
     batch_size: int = 32  # rows in a micro-batch; 1024 fills a GPU, with a higher learning rate
     # optimizations
     num_workers: int = 0
+    allow_unsafe_dataloader: bool = True  # 0: no worker processes
     prefetch_factor: int = 2  # batches that each worker reads ahead
     persistent_workers: bool = True

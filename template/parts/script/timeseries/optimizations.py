@@ -1,12 +1,6 @@
 OPTIMIZATIONS["resident"] = "the series stays on the device: no step waits for data"
 OFF["resident"] = False
 NO_LOADER = "a batch is one gather, without a DataLoader"
-WITHOUT_EFFECT = {
-    "NUM_WORKERS": NO_LOADER,
-    "PREFETCH_FACTOR": NO_LOADER,
-    "PERSISTENT_WORKERS": NO_LOADER,
-    "ALLOW_UNSAFE_DATALOADER": NO_LOADER,
-}
 DYNAMIC_SHAPES = False
 
 

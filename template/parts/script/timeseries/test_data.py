@@ -53,7 +53,7 @@ def test_wrong_data_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     wrong = {
         "--data gap.csv": "gap.csv, row 3",
         "--data twice.csv": "3 cells for 2 different column names: twice.csv, row 1",
-        "--data underscore.csv": "an underscore in a number: underscore.csv, row 2",
+        "--data underscore.csv": "a cell is not a finite number: underscore.csv, row 2",
         "--split 0.6,0.2,0.1": "fractions that add up to 1",
     }
     for arguments, reason in wrong.items():

@@ -203,9 +203,9 @@ def read_shapes(path: str) -> dict[str, tuple]:
         with h5py.File(path) as file:
             for name, num_axes in {"features": 3, "targets": 2}.items():
                 dataset = file.get(name)
-                if dataset is None or dataset.dtype.kind != "f" or dataset.ndim != num_axes:
+                shapes[name] = getattr(dataset, "shape", ())  # a group has none
+                if len(shapes[name]) != num_axes or 0 in shapes[name] or dataset.dtype.kind != "f":
                     raise UserError(f"no floats '{name}' with {num_axes} axes: {path}: write them")
-                shapes[name] = dataset.shape
     except OSError as error:
         raise UserError(f"cannot read the file ({error}): {path}: check --data") from None
     if shapes["features"][0] != shapes["targets"][0]:
@@ -242,14 +242,17 @@ class Data:
         rows = self.splits["train"]
         chunk = ChunkDataLoader(self.path, 1024, settings.chunk_size_gb, rows=rows, resident=False)
         sums: dict[str, Any] = {}
-        for _, (features, targets) in chunk.batches():
-            for prefix, part in {"": features, "target_": targets}.items():
-                values = part.flatten(0, -2).double()
-                # Sums of differences from one row are exact enough for columns with an offset.
-                first = sums.setdefault(f"{prefix}first", values[0])
-                values = values - first
-                count_and_sums = torch.stack([torch.ones_like(values), values, values.square()])
-                sums[prefix] = sums.get(prefix, 0) + count_and_sums.sum(1)
+        try:
+            for _, (features, targets) in chunk.batches():
+                for prefix, part in {"": features, "target_": targets}.items():
+                    values = part.flatten(0, -2).double()
+                    # Sums of differences from one row are exact enough for columns with an offset.
+                    first = sums.setdefault(f"{prefix}first", values[0])
+                    values = values - first
+                    count_and_sums = torch.stack([torch.ones_like(values), values, values.square()])
+                    sums[prefix] = sums.get(prefix, 0) + count_and_sums.sum(1)
+        except OSError as error:
+            raise UserError(f"cannot read the file ({error}): {self.path}: check --data") from None
         scale = {}
         for prefix in ("", "target_"):
             count, total, squares = sums[prefix]

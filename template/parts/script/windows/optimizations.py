@@ -5,15 +5,13 @@ OFF["chunk_loader"] = False
 OFF["resident"] = False
 OFF["num_workers"] = 0
 NO_LOADER = "the chunk loader needs no such variable"
-WITHOUT_EFFECT = {"PREFETCH_FACTOR": NO_LOADER, "PERSISTENT_WORKERS": NO_LOADER}
 DYNAMIC_SHAPES = False
 
 
 def resolve_own(resolved: Resolved) -> None:
     """Switch off what has no effect in this script."""
-    name = "ALLOW_UNSAFE_DATALOADER"
-    if os.environ.get(name) and not read_switch(os.environ[name], name):
-        resolved.turn_off(f"{name} forbids workers", "num_workers")
+    if not resolved.active.allow_unsafe_dataloader:
+        resolved.turn_off("--allow_unsafe_dataloader forbids workers", "num_workers")
     if resolved.active.chunk_loader:
         resolved.turn_off("the chunk loader has a thread instead", "num_workers")
     else:

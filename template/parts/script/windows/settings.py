@@ -21,3 +21,4 @@ class Settings(RunSettings):
     chunk_size_gb: float = 0.5  # memory of a chunk: two on the host, one on the GPU
     resident: bool = True
     num_workers: int = 0
+    allow_unsafe_dataloader: bool = True  # 0: no worker processes
