@@ -94,12 +94,12 @@ TABULAR = Budget(73, 8, 58_600, 10.4, 400, 0, 0)
 # Everything switched on.
 LARGEST = Budget(119, 16, 110_000, 10.5, 420, 0, 0)
 SCRIPTS = {
-    "timeseries": Budget(8, 7, 8_700, 10.9, 400, 0, 0),
-    "tabular": Budget(8, 7, 9_350, 10.9, 400, 0, 0),
-    "windows": Budget(8, 7, 10_150, 10.9, 400, 0, 0),
-    "llm": Budget(8, 7, 8_750, 10.9, 400, 0, 0),
-    "seq2seq": Budget(8, 7, 10_000, 10.9, 400, 0, 0),
-    "graph": Budget(8, 7, 13_100, 10.9, 400, 0, 0),
+    "timeseries": Budget(8, 7, 8_570, 10.9, 400, 0, 0),
+    "tabular": Budget(8, 7, 9_250, 10.9, 400, 0, 0),
+    "windows": Budget(8, 7, 10_030, 10.9, 400, 0, 0),
+    "llm": Budget(8, 7, 8_560, 10.9, 400, 0, 0),
+    "seq2seq": Budget(8, 7, 9_910, 10.9, 400, 0, 0),
+    "graph": Budget(8, 7, 13_000, 10.9, 400, 0, 0),
 }
 
 AIM_DEFAULT = Budget(44, 7, 50_000, 9.5, 300, 0, 0)

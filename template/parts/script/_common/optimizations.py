@@ -125,13 +125,14 @@ def make_optimizer(model: nn.Module, settings: Settings) -> torch.optim.Optimize
     weights = [p for p in model.parameters() if p.requires_grad]
     if not weights:
         raise UserError("no weight to train: class Model: add a layer, or freeze fewer of them")
-    matrices: dict[str, Any] = {"params": [p for p in weights if p.dim() >= 2]}
-    biases: dict[str, Any] = {"params": [p for p in weights if p.dim() < 2], "weight_decay": 0.0}
+    matrices = [p for p in weights if p.dim() >= 2]
+    biases = [p for p in weights if p.dim() < 2]
+    decay = settings.weight_decay
+    groups: list[dict] = [{"params": matrices}, {"params": biases, "weight_decay": 0.0}]
     if settings.optimizer == "adafactor":
-        return torch.optim.Adafactor([matrices, biases], weight_decay=settings.weight_decay)
+        return torch.optim.Adafactor(groups, weight_decay=decay)
     # None is PyTorch's default, which is not fused.
-    fused = settings.fused or None
-    return torch.optim.AdamW([matrices, biases], weight_decay=settings.weight_decay, fused=fused)
+    return torch.optim.AdamW(groups, weight_decay=decay, fused=settings.fused or None)
 
 
 def make_autocast(

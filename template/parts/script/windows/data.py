@@ -198,7 +198,7 @@ def synthesize() -> str:
 
 def read_shapes(path: str) -> dict[str, tuple]:
     """Return the shapes of features (N, T, F) and targets (N, H)."""
-    shapes = {}
+    shapes: dict[str, tuple[int, ...]] = {}
     try:
         with h5py.File(path) as file:
             for name, num_axes in {"features": 3, "targets": 2}.items():
