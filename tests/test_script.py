@@ -345,6 +345,22 @@ def test_the_standard_librarys_text_is_that_of_the_package(tmp_path):
     assert losses(tmp_path / "script") == losses(tmp_path / "package")
 
 
+def test_splits_are_rounded_as_in_the_package(tmp_path):
+    """Also where a fraction of the rows ends in a half."""
+
+    def check(train: Any) -> None:
+        sys.path.insert(0, str(render() / "src"))
+        from my_training.prepare.splits import split_sizes
+
+        for split in ("0.8,0.1,0.1", "0.7,0.15,0.15", "0.9,0.05,0.05", "0.5,0.25,0.25"):
+            for count in range(20, 200):
+                for rounded in (0, 1):
+                    ends = np.cumsum(split_sizes(split, count, rounded=rounded))
+                    assert train.split_rows(split, count, rounded) == ends.tolist()
+
+    assert run_script(script(), "--help", cwd=tmp_path, before=check).code == 0
+
+
 # --- kills, signals, bad losses
 
 
