@@ -261,7 +261,7 @@ def measure_optimizations(workloads: list[str], rounds: int) -> list[dict[str, A
             project = render(workload=workload, layout="script")
             done = run_script(project, *words.split(), cwd=Path(folder))
             assert done.code == 0, done.err
-        pattern = r"^(.+) ms a step against (.+): (.+)× as fast"
+        pattern = r"^all optimizations: (.+) ms a step against (.+): (.+)× as fast"
         ((on, off, gain),) = re.findall(pattern, done.out, re.MULTILINE)
         rows.append([workload, on, off, gain])
     columns = ["script", "ms a step, all on", "ms a step, all off", "× as fast"]

@@ -30,8 +30,8 @@ SIZES = {
 }
 NUMBER = r"([\d.e+-]+)"
 RANGE = rf"{NUMBER} \({NUMBER} to {NUMBER}\)"
-TIMES = re.compile(rf"all optimizations: {RANGE} ms a step against {RANGE}: {RANGE}× as fast")
-MEMORY = re.compile(rf"all optimizations: peak memory {NUMBER} against {NUMBER} GB")
+TIMES = re.compile(rf"{RANGE} ms a step against {RANGE}: {RANGE}× as fast")
+MEMORY = re.compile(rf"peak memory {NUMBER} against {NUMBER} GB")
 COLUMNS = [
     "script",
     "all on, ms/step",

@@ -1,29 +1,43 @@
 # -----------------------------------------------------------------------------
-# Benchmark: optimizations on against off, in turns, on this machine. To measure one alone, turn
-# the others off: --no-optimize --fused --benchmark.
+# Benchmark: optimizations on against off, in turns, on this machine.
+
+UNMEASURED = ["expandable_segments", "freeze_garbage", "gradient_accumulation_steps"]
 
 
-def benchmark(settings: Settings) -> None:
-    """Print the times of steps with and without the optimizations, and what these gain."""
+def benchmark(settings: Settings, each: bool) -> None:
+    """Print what all optimizations gain together, or each one alone."""
     optimized = Trainer(settings)
-    plain = Trainer(replace(settings, **OFF))
     print_table(optimized.resolved, settings)
+    print(f"{settings.rounds} rounds of {settings.log_every} steps; median (range) of the rounds")
+    off = replace(settings, **OFF)
+    if not each:
+        compare("all optimizations", optimized, Trainer(off))
+        return
+    active = optimized.settings
+    del optimized
+    for name, value in OFF.items():
+        if getattr(active, name) != value and name not in UNMEASURED:
+            alone = replace(off, **{name: getattr(active, name)})
+            compare(name, Trainer(alone), Trainer(off))
+
+
+def compare(title: str, optimized: Trainer, plain: Trainer) -> None:
+    """Print the times of steps with and without optimizations, and what these gain."""
     steps_optimized = optimized.steps()
     steps_plain = plain.steps()
     times = []
-    for _ in range(settings.rounds + 1):
+    for _ in range(plain.settings.rounds + 1):
         on, memory_on = time_steps(optimized, steps_optimized)
         off, memory_off = time_steps(plain, steps_plain)
         times.append((off / on, on, off))
     # The first round compiles and warms up.
     ratios, ons, offs = zip(*times[1:], strict=True)
-    print(f"{settings.rounds} rounds of {settings.log_every} steps; median (range) of the rounds")
-    text = f"{spread(ons)} ms a step against {spread(offs)}: {spread(ratios)}× as fast"
+    text = f"{title}: {spread(ons)} ms a step against {spread(offs)}: {spread(ratios)}× as fast"
     if min(ratios) <= 1 <= max(ratios):
         text += ", which is no difference that these rounds show"
     print(text)
     if DEVICE.type == "cuda":
-        print(f"peak memory {memory_on:.2f} against {memory_off:.2f} GB")
+        print(f"{title}: peak memory {memory_on:.2f} against {memory_off:.2f} GB")
 
 
 def time_steps(trainer: Trainer, steps: Iterator) -> tuple[float, float]:

@@ -44,7 +44,8 @@ def make_parser(defaults: dict) -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--resume", nargs="?", const="", help="resume the newest run, or this one")
-    add("--benchmark", action="store_true", help="measure what the optimizations gain here")
+    text = "measure what all optimizations gain here together, or each of them alone"
+    add("--benchmark", nargs="?", const="all", choices=["all", "each"], help=text)
     add("--no-optimize", "--no_optimize", action="store_true", help="all optimizations off")
     source = inspect.getsource(RunSettings) + inspect.getsource(Settings)
     texts = {**OPTIMIZATIONS, **dict(re.findall(r"(\w+): .*  # (.*)", source))}
@@ -99,10 +100,10 @@ def main(arguments: list[str]) -> int:
     """Return the exit code: 2 for an error, 128 + the number of a signal."""
     try:
         given = parse(arguments)
-        is_benchmark = given.pop("benchmark", False)
+        benchmarked = given.pop("benchmark", None)
         settings, run = read_settings(given)
-        if is_benchmark:
-            benchmark(settings)
+        if benchmarked:
+            benchmark(settings, each=benchmarked == "each")
             return 0
         return run_training(settings, run)
     except (UserError, argparse.ArgumentError) as error:
