@@ -121,7 +121,7 @@ def main() -> None:
         plan = {first: ("", rungs[first])} | {name: (first, rungs[name]) for name in others}
         for name, (against, change) in BESIDE.items():
             plan[name] = (against, list(rungs.values())[-1] | change)
-        how = f"batch {BATCH}, {source} source and {target} target tokens, "
+        how = f"batch {BATCH}, {source}/{target} tokens, "
         how += f"{arguments.steps} steps a row, the first {WARM * EVERY} not counted"
         book = Book("seq2seq", COLUMNS, cells, list(plan), arguments, how)
         works: dict[str, Any] = {
