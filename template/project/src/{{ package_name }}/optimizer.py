@@ -58,8 +58,9 @@ def decay_groups(weights: Iterable[Tensor], decay: float) -> list[dict[str, Any]
 def is_fused(all_settings: Any) -> tuple[str, str]:
     """Return whether one kernel updates all weights, and why, for the table at the start."""
     settings = all_settings.optimizer
-    state = "on" if settings.fused and settings.name in FUSED else "off"
-    return state, "optimizer.fused, not with adafactor"
+    if settings.name not in FUSED:
+        return "off", f"{settings.name} has no fused kernel"
+    return "on" if settings.fused else "off", ""
 
 
 # --- the learning rate

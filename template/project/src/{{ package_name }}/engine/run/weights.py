@@ -49,7 +49,7 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> tuple[str, str]:
     frozen = sum(weight.numel() for weight in model.parameters() if not weight.requires_grad)
     if frozen == total:
         raise UserError("every weight is frozen", "training.freeze", "leave some of them to train")
-    return f"{frozen / total:.1%}", f"training.freeze: {frozen:,} of {total:,}"
+    return f"{frozen / total:.1%}", f"{frozen:,} of {total:,} weights"
 
 
 def names_not_finite(model: nn.Module) -> set[str]:
