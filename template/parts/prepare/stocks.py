@@ -142,9 +142,9 @@ def read_stocks(
     from tqdm import tqdm
 
     from ..dataset import create
-    from ..prepare.tables import Source
+    from ..prepare.tables import find_files
 
-    files = Source(path, (), flags).files()
+    files = find_files(path)
     reading = Reading(writer, flags, known)
     for file in tqdm(files, "files", disable=None):
         reading.read(file)

@@ -83,9 +83,11 @@ class Source:
 
         missing: marks of a missing cell, in addition to `--missing`. flags: values of the flags of
         `add_input`, None if not given. known: `written` of earlier files of this kind.
+        Raises `UserError` if there is no such file.
         """
         known = known or {}
         self.path = path
+        self.files = find_files(path)
         self.flags = flags
         self.style = {
             name: flags.get(name) or known.get(name, value) for name, value in STYLE.items()
@@ -102,24 +104,12 @@ class Source:
         formats = {name: text for name, text in self.time_formats.items() if text != ISO}
         return {**self.style, "time_formats": formats}
 
-    def files(self) -> list[Path]:
-        """Return the file, or the files of the folder in the order of their names."""
-        check_input(self.path)
-        if not self.path.is_dir():
-            return [self.path]
-        paths = [path for path in self.path.iterdir() if TABLE.fullmatch(path.name)]
-        if not paths:
-            what = "no .csv, .tsv, .parquet, .pq, .feather, .arrow or .csv.gz file in the folder"
-            raise UserError(what, str(self.path), "point --input at the data")
-        return sorted(paths)
-
     def blocks(self) -> Iterator[Block]:
         """Yield all rows, block by block. Raises `UserError` for files that are not a table."""
-        files = self.files()
         waiting: Any = None  # rows of the next block; maybe none, but with its columns
         decimal = ""  # of these rows
         first = 0
-        for path, table in self._tables(files):
+        for path, table in self._tables():
             if waiting is None:
                 waiting = table.slice(0, 0)
             is_full = len(waiting) >= rows_at_once(waiting.num_columns)
@@ -127,17 +117,17 @@ class Source:
                 yield Block(self, decimal, first, waiting)
                 first += len(waiting)
                 waiting = waiting.slice(len(waiting))
-            waiting = join(waiting, table, path, files[0])
+            waiting = join(waiting, table, path, self.files[0])
             decimal = self.style["decimal"]
         if not waiting:
             raise UserError("no rows under the header", str(self.path), "check --input")
         yield Block(self, decimal, first, waiting)
 
-    def _tables(self, files: list[Path]) -> Iterator[tuple[Path, pa.Table]]:
+    def _tables(self) -> Iterator[tuple[Path, pa.Table]]:
         """Yield the files in pieces, with stripped column names."""
         num_rows = 0
         bar = tqdm(desc="reading", unit=" rows", unit_scale=True, leave=False, disable=None)
-        for path in files:
+        for path in self.files:
             self.starts.append((num_rows, path))
             read = READERS.get(path.suffix.lower(), self._csv_batches)
             try:
@@ -219,6 +209,18 @@ class Source:
 
 
 # --- files
+
+
+def find_files(path: Path) -> list[Path]:
+    """Return the file, or the files of the folder in the order of their names."""
+    check_input(path)
+    if not path.is_dir():
+        return [path]
+    paths = [file for file in path.iterdir() if TABLE.fullmatch(file.name)]
+    if not paths:
+        what = "no .csv, .tsv, .parquet, .pq, .feather, .arrow or .csv.gz file in the folder"
+        raise UserError(what, str(path), "point --input at the data")
+    return sorted(paths)
 
 
 def sample_rows(text: str, delimiter: str) -> list[list[str]]:
