@@ -651,7 +651,7 @@ def test_the_package_starts_from_the_best_undamaged_checkpoint_of_a_script(workl
         assert "new: nothing; unused: nothing" in begun.out
         # A checkpoint that is named is read alone.
         note = f"note: skipped a damaged checkpoint: {damaged.name}\n"
-        assert begun.out.count(note) == (source != best)
+        assert begun.err.count(note) == (source != best)
         assert weights(cwd) == script_weights(best)
     best.unlink()
     newer.unlink()

@@ -89,10 +89,10 @@ class Budget(NamedTuple):
 
 # Each limit is what the code had when it was last measured, plus 5 %: a clear version must fit
 # without packing. Limits go down with the code. The aims are where the code shall arrive.
-DEFAULT = Budget(75, 8, 59_300, 10.4, 400, 0, 0)
-TABULAR = Budget(73, 8, 58_600, 10.4, 400, 0, 0)
+DEFAULT = Budget(74, 8, 49_000, 10.2, 355, 0, 0)
+TABULAR = Budget(73, 8, 51_600, 10.2, 380, 0, 0)
 # Everything switched on.
-LARGEST = Budget(119, 16, 110_000, 10.5, 420, 0, 0)
+LARGEST = Budget(118, 15, 93_000, 10.2, 360, 0, 0)
 SCRIPTS = {
     "timeseries": Budget(8, 7, 8_570, 10.9, 400, 0, 0),
     "tabular": Budget(8, 7, 9_250, 10.9, 400, 0, 0),

@@ -63,35 +63,57 @@ def read_series(
     last_time = np.empty(0, np.int64)
     last_values = np.full(len(names), np.nan)
     num_empty = 0
-    scaler = Scaler(len(names))
-    rounding = Scaler(len(names))
+    rounding = Rounding(names)
 
     for block in chain([first], blocks):
         values = np.stack([block.numbers(name, remedy) for name in names], 1)
-        is_empty = np.isnan(values)
-        if is_empty.any():
-            num_empty += int(is_empty.sum())
+        block_empty = int(np.isnan(values).sum())
+        if block_empty:
+            num_empty += block_empty
             values = fill_gaps(block, names, values, last_values if fill else None)
         times = read_times(block, time, last_time)
         stored = values.astype(np.float32)
         writer.append(arrays[0], stored)
         writer.append(arrays[1], times)
-        scaler.add(values[::SAMPLED])
-        rounding.add(values[::SAMPLED] - stored[::SAMPLED])
+        rounding.add(values[::SAMPLED], stored[::SAMPLED])
         last_time = times[-1:]
         last_values = values[-1]
 
     if num_empty:
         print(f"note: empty cells filled with the last value: {num_empty:,}")
-    for place in np.flatnonzero(rounding.squares > 1e-6 * scaler.squares):
-        what = "by more than 0.1 % of its standard deviation"
-        print(f"note: float32 rounds column '{names[place]}' {what}: subtract a constant first")
+    rounding.note()
+    writer.source = {"file": source.path.name, **source.written, "time_column": time, "fill": fill}
+    return written_series(writer, names, arrays)
+
+
+def written_series(writer: StoreWriter, names: list[str], arrays: tuple[str, str]) -> Series:
+    """Return the series whose rows were written."""
     values = writer.appended(arrays[0])
     times = writer.appended(arrays[1])
     note_row_numbers(names, values)
-    writer.source = {"file": source.path.name, "rows": len(times), **source.written}
-    writer.source |= {"time_column": time, "fill": fill}
+    writer.source["rows"] = len(times)
     return Series(names, times, values, find_step(times))
+
+
+class Rounding:
+    """How much float32 rounds the columns of a series, seen in some of their rows."""
+
+    def __init__(self, names: list[str]):
+        self.names = names
+        self.values = Scaler(len(names))
+        self.errors = Scaler(len(names))
+
+    def add(self, values: np.ndarray, stored: np.ndarray) -> None:
+        """Count rows (rows, C), as they were read and as they are stored."""
+        self.values.add(values)
+        self.errors.add(values - stored)
+
+    def note(self) -> None:
+        """Print a note for each column that loses precision."""
+        for place in np.flatnonzero(self.errors.squares > 1e-6 * self.values.squares):
+            column = f"column '{self.names[place]}'"
+            what = f"float32 rounds {column} by more than 0.1 % of its standard deviation"
+            print(f"note: {what}: subtract a constant first")
 
 
 def note_row_numbers(names: list[str], values: np.ndarray) -> None:

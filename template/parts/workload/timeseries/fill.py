@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,19 +9,13 @@ from ..engine.data.store import StoreWriter
 from ..engine.errors import UserError
 from .scaling import Scaler
 from .series import EMPTY, Series, blocks_of, check_windows, find_targets, longest_step, read_series
-from .splits import Lines, add_input, borders
+from .splits import Lines, borders
 
 if TYPE_CHECKING:
     from ..engine.data.store import Store
     from .tables import Source
 
 Facts = dict[str, Any]
-
-
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of `prepare` for the history."""
-    text = "number of past rows that a forecast sees (default: 96)"
-    parser.add_argument("--history", type=int, default=96, metavar="ROWS", help=text)
 
 
 def fill(
@@ -95,12 +88,6 @@ def check_like(series: Series, frame: Facts, where: str) -> None:
 
 
 # --- new data for `predict`
-
-
-def add_new(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of `predict` for new data."""
-    new = "new series, whose last window forecasts the rows after it"
-    add_input(parser, new, required=False)
 
 
 def new_store(path: Path, flags: dict[str, Any], trained: Store, folder: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..engine.runs import find_run
-from ..prepare.fill import add_new, new_store
+from ..prepare.flags import add_new
 from ..trained import (
     add_flags,
     choose_split,
@@ -36,6 +36,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     import numpy as np
 
     from ..engine.data.store import Store
+    from ..prepare.fill import new_store
 
     split = choose_split(arguments, bool(arguments.input))
     folder = find_run(arguments.run)

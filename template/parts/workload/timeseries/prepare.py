@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..prepare.fill import add_flags
+from ..prepare.flags import add_flags
 from ..prepare.splits import add_input, destination, print_summary
 
 if TYPE_CHECKING:

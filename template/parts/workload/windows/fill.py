@@ -1,24 +1,15 @@
-"""New data for `predict`: its flags, and how they become a prepared dataset."""
+"""How new data for `predict` become a prepared dataset."""
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import UserError
-from ..engine.runs import typed_path
 
 if TYPE_CHECKING:
     from ..engine.data.store import Array, Store
-
-
-def add_new(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of `predict` for new data."""
-    parser.add_argument(
-        "--input", type=typed_path, metavar="FILE", help="HDF5 file with new features (N, T, F)"
-    )
 
 
 def new_store(path: Path, flags: dict[str, Any], trained: Store, folder: Path) -> None:
