@@ -88,7 +88,7 @@ def open_run(
     project = assemble(settings, distributed, store)
     checkpoint.parts = {"model": project.model}
     load_weights(checkpoint, saved, getattr(arguments, "weights", "trained"))
-    project.model.eval()
+    project.wrapped.eval()  # and what it wraps; `evaluate` restores the mode of the wrapper
     return project, saved["step"]
 
 
