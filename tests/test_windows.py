@@ -1,7 +1,6 @@
 """The workload `windows`: HDF5 as it lies, what is wrong with others' files, checksums,
 ChunkDataLoader."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,8 +12,7 @@ import pytest
 import torch
 from made_up import files_of, values
 from rendering import render
-from running import check_run, flip_bit, losses, one_error, run
-from variants import choices
+from running import flip_bit, losses, one_error, run
 from workload import Batch, Workload
 
 PREPARE = ("prepare", "--input", "windows.h5")
@@ -251,20 +249,6 @@ def test_baselines_are_as_a_slow_reading_makes_them(tmp_path):
     assert baselines["mean"]["mse"] == pytest.approx((targets[340:] ** 2).mean(), rel=1e-4)
     expected = ((inputs[340:] @ solution - targets[340:]) ** 2).mean()
     assert baselines["linear"]["mse"] == pytest.approx(expected, rel=1e-3)
-
-
-def little_memory() -> None:
-    """This process's machine has 4 KB."""
-    os.sysconf = lambda name: 64
-
-
-@pytest.mark.parametrize("loader", choices("loader"))
-def test_data_beyond_memory_are_for_the_chunk_loader(loader, tmp_path):
-    hdf5(tmp_path)
-    for before in (None, little_memory):
-        result = check_run(project(loader=loader), *PREPARE, cwd=tmp_path, before=before)
-        told = "copier update --defaults -r :current: -d loader=chunk" in result.out
-        assert told == bool(before and loader != "chunk")
 
 
 # ---- checksums -----------------------------------------------------------------------------------
