@@ -475,9 +475,11 @@ def a_table(workload: str, german: bool) -> str:
 
 def read_again(workload: str, trained: Any, path: Path, folder: Path, **flags: str) -> Any:
     """What `predict --input` makes of a file with the data of a run: arrays."""
-    predict = imported(render(workload=workload), "commands.predict")
-    make = predict.new_rows if workload == "tabular" else predict.new_store
-    make(path, flags, trained, folder)
+    project = render(workload=workload)
+    if workload == "tabular":
+        imported(project, "commands.predict").new_rows(path, flags, trained, folder)
+    else:
+        imported(project, "prepare.fill").new_store(path, flags, trained, folder)
     opened = store(folder, workload, "")
     return {name: array.rows().tobytes() for name, array in opened.arrays.items()}
 
