@@ -61,9 +61,9 @@ def test_what_is_broken_is_one_line_after_the_device(tmp_path):
 @pytest.mark.parametrize(
     ("capability", "precision", "says", "matmul"),
     [
-        ((9, 0), "fp32", "fp32: set by", "highest"),
-        ((9, 0), "bf16", "bf16: set by", "high"),
-        ((7, 0), "tf32", "fp32: sm 7.0 has no TF32", "highest"),
+        ((9, 0), "fp32", "fp32: training.precision fp32", "highest"),
+        ((9, 0), "bf16", "bf16: training.precision bf16", "high"),
+        ((7, 0), "tf32", "fp32: training.precision tf32: sm 7.0 has no TF32", "highest"),
         ((7, 0), "bf16", "precision bf16: sm 7.0 has no bf16", "highest"),
     ],
 )
