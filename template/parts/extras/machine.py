@@ -139,6 +139,7 @@ def check_compile(settings: Settings, card: gpus.Card) -> Finding:
     from ..engine.compute.optimization import compiles
 
     used, why = compiles(settings, card.capability)
+    why = why or "set by compile.enabled"
     if not used:
         return "ok", f"off ({why})"
     ones = torch.ones(64, 64, device="cuda" if card.capability else "cpu")

@@ -79,7 +79,7 @@ def chosen_precision(settings: Settings, card: Card) -> tuple[str, str]:
 def resolve_precision(
     name: str, capability: Capability | None, hip: bool = False, emulate: bool = False
 ) -> tuple[str, str]:
-    """Return the precision to use for the setting `training.precision`, and why.
+    """Return the precision to use for the setting `training.precision`, and why it is another one.
 
     Args:
         name: auto, fp32, tf32, fp16, bf16 or fp8.
@@ -98,8 +98,8 @@ def resolve_precision(
         if name == "fp8":
             raise UserError("precision fp8: there is no GPU", where, "choose fp32, or auto")
         if name in ("auto", "tf32"):
-            return "fp32", f"there is no GPU: {name} runs as fp32"
-        return name, f"set by {where}"
+            return "fp32", "there is no GPU"
+        return name, ""
 
     card = f"ROCm {_dotted(capability)}" if hip else f"sm {_dotted(capability)}"
     native = features(capability, hip)
@@ -107,10 +107,10 @@ def resolve_precision(
     if name == "auto":
         return best, f"the fastest that {card} has"
     if name == "tf32" and name not in native:
-        return "fp32", f"{card} has no TF32: it runs as fp32"
+        return "fp32", f"{card} has no TF32"
     # fp16 saves memory also where it saves no time.
     if name in ("fp32", "fp16") or name in native:
-        return name, f"set by {where}"
+        return name, ""
     what = f"precision {name}: {card} has no {name} tensor cores"
     raise UserError(what, where, f"choose {best}, or auto")
 

@@ -67,14 +67,17 @@ def _checkpointed(forward: Any) -> Any:
 
 
 def compiles(settings: Settings, capability: Capability | None) -> tuple[bool, str]:
-    """Return whether blocks are compiled on a GPU of this capability (None: a CPU), and why."""
+    """Return whether blocks are compiled on a GPU of this capability (None: a CPU), and why.
+
+    The reason is empty if the setting decides.
+    """
     if settings.compile.enabled != "auto":
-        return settings.compile.enabled, "set by compile.enabled"
+        return settings.compile.enabled, ""
     if capability is None:
-        return False, "auto: on a CPU, compiling takes longer than a short run gains"
+        return False, "on a CPU, compiling takes longer than a short run gains"
     if capability < COMPILE_CAPABILITY:
-        return False, f"auto: Triton does not support sm {'.'.join(map(str, capability))}"
-    return True, "auto: block by block"
+        return False, f"Triton does not support sm {'.'.join(map(str, capability))}"
+    return True, "block by block"
 
 
 def compile_blocks(
@@ -97,7 +100,7 @@ def compile_blocks(
         if options.mode in CUDA_GRAPHS:
             _eager_without_gradient(block)
     if enabled and len(compilable) < len(blocks):
-        why += "; RNNs and modules of torch.nn are not compiled"
+        why = "RNNs and modules of torch.nn are not compiled"
     if not compilable:
         return "off", why
     details = f"dynamic {options.dynamic}, fullgraph {options.fullgraph}".lower()
@@ -172,9 +175,7 @@ def describe(
         why = f"{SETTING[name]} {value}"
         if isinstance(value, bool):
             why = why.lower()
-        if reason.startswith("set by "):  # the setting and its value say so
-            reason = reason.partition("; ")[2]
         if reason:
-            why += f": {reason.removeprefix('auto: ')}"
+            why += f": {reason}"
         described.append({"name": name, "state": str(state), "why": why})
     return described
