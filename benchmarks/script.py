@@ -192,8 +192,7 @@ def measure_loader(rounds: int) -> list[dict[str, Any]]:
                 os.sync()  # dirty pages do not leave the cache
                 for _ in range(rounds):
                     for name, flags in LOADERS.items():
-                        words = f"--data windows.h5 --purge 0 --chunk_size_gb 0.02 {flags}"
-                        words += " --shuffle_block 512"
+                        words = f"--data windows.h5 --purge 0 {flags}"
                         taken = inside(
                             "windows",
                             Path(folder),
