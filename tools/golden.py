@@ -107,7 +107,9 @@ class Tree:
     def defaults(self, cell: Cell) -> dict[str, Any]:
         """The values that the project's config.yaml gives, by dotted name."""
         text = (self.render(cell) / "config.yaml").read_text(encoding="utf-8")
-        return dict(_leaves(yaml.safe_load(text)))
+        values = yaml.safe_load(text)
+        values.pop("profiles", None)  # no flag sets them, and no cell names one
+        return dict(_leaves(values))
 
 
 def _leaves(section: dict[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
