@@ -153,9 +153,9 @@ MOMENTS = {
         "prepare": "engine.data.store:write_sealed",
     },
     "script": {
-        "start": ":configure_torch",
+        "start": ":configure",
         "step": ":optimizer_step",
-        "evaluation": ":evaluate",
+        "evaluation": ":Trainer.evaluate",
         "save": ":save_checkpoint",
     },
 }
