@@ -26,6 +26,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -193,11 +194,8 @@ def measure_loader(rounds: int) -> list[dict[str, Any]]:
                 for _ in range(rounds):
                     for name, flags in LOADERS.items():
                         words = f"--data windows.h5 --purge 0 {flags}"
-                        taken = inside(
-                            "windows",
-                            Path(folder),
-                            lambda train, words=words, cold=cold: epoch_seconds(train, words, cold),
-                        )
+                        take = partial(epoch_seconds, words=words, cold=cold)
+                        taken = inside("windows", Path(folder), take)
                         seconds[name].append(taken)
             cache = "cold" if cold else "warm"
             for name, taken in seconds.items():
@@ -239,11 +237,8 @@ def measure_graphs(rounds: int) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(rounds):
             for cached in (0, 1):
-                milliseconds = inside(
-                    "graph",
-                    Path(folder),
-                    lambda train, cached=cached: batch_milliseconds(train, cached),
-                )
+                take = partial(batch_milliseconds, cached=cached)
+                milliseconds = inside("graph", Path(folder), take)
                 taken[cached].append(milliseconds)
     rows = [["from the file", shown(taken[1]), "1"]]
     rows.append(["computed in each batch", shown(taken[0]), ratio(taken[0], taken[1])])
@@ -295,8 +290,6 @@ def main() -> None:
     for part, take in others.items():
         if part in parts:
             how = f"{machine()}, one thread, {rounds} rounds, in turns"
-            if os.getloadavg()[0] > 1:
-                how += ", next to other processes that used the machine"
             publish("script", part, how, *take(), arguments=arguments)
 
 

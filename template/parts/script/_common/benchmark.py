@@ -31,8 +31,9 @@ def compare(title: str, optimized: Trainer, plain: Trainer) -> None:
         off, memory_off = time_steps(plain, steps_plain)
         times.append((off / on, on, off))
     # The first round compiles and warms up.
-    ratios, ons, offs = zip(*times[1:], strict=True)
-    text = f"{title}: {spread(ons)} ms a step against {spread(offs)}: {spread(ratios)}× as fast"
+    ratios, times_on, times_off = zip(*times[1:], strict=True)
+    against = f"{spread(times_on)} ms a step against {spread(times_off)}"
+    text = f"{title}: {against}: {spread(ratios)}× as fast"
     if min(ratios) <= 1 <= max(ratios):
         text += ", which is no difference that these rounds show"
     print(text)
