@@ -15,9 +15,11 @@ import numpy as np
 
 from ..engine.data.store import Store, StoreWriter
 from ..engine.errors import UserError
-from .scaling import BLOCK_ROWS, PIECE_ROWS, Scaler
+from .scaling import BLOCK_ROWS, Scaler
 from .splits import Lines
 
+# Rows are gathered and written in pieces of this size, which fit into the processor's cache.
+PIECE_ROWS = 16_384
 SAMPLE_ROWS = 20_000  # training rows that `telling_columns` looks at, at most twice as many
 FEWEST_ROWS = 50  # with fewer, a column may fit the target by chance
 Facts = dict[str, Any]

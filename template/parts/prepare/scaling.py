@@ -12,8 +12,6 @@ from .splits import Lines
 
 # Sums are over blocks of this size, so that results do not depend on how a file is divided.
 BLOCK_ROWS = 65_536
-# Rows are gathered and written in pieces of this size, which fit into the processor's cache.
-PIECE_ROWS = 16_384
 
 
 class Scaler:
