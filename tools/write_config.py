@@ -22,6 +22,7 @@ from variants import choices  # noqa: E402
 FILE = ROOT / "template/parts/config/settings.yaml"
 # Answers that change settings, apart from workload and loader: how Jinja asks for each.
 PARTS = {
+    "finetune": "'finetune' in extras",
     "lanes": "'lanes' in extras",
     "watch": "'watch' in extras",
     "ema": "'ema' in extras",

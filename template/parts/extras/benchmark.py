@@ -60,8 +60,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
     """Measure the missing rows; write benchmark.json and benchmark.md."""
     settings = load()
-    if settings.phases:
-        settings = settings.phase(1)
     if min(arguments.warmup, arguments.steps, arguments.processes) < 1:
         what = "--steps, --warmup and --processes must be at least 1"
         raise UserError(what, "command line", "use a larger number")

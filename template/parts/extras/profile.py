@@ -33,8 +33,6 @@ def run(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
     if arguments.steps < 1:
         raise UserError(f"cannot time {arguments.steps} steps", "--steps", "use at least 1")
     settings = load()
-    if settings.phases:
-        settings = settings.phase(1)
 
     # Otherwise PyTorch warns of memory that is older than the profile, which is no fault.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")

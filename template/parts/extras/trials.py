@@ -62,7 +62,6 @@ class Trials:
 
     def __init__(self, settings: Settings, store: Path, gpu: bool):
         fixed = {
-            "phases": [],
             "profiles": {},
             "data.path": str(store.absolute()),
             "monitor.progress": False,

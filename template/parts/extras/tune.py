@@ -83,8 +83,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
     """Write tuned.yaml, or learning_rate.png."""
-    configured = load()
-    settings = configured.phase(1) if configured.phases else configured
+    settings = load()
     minutes = 10.0 if arguments.minutes is None else arguments.minutes
     check(arguments, minutes)
     if arguments.learning_rate:
@@ -93,7 +92,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
         from ..measure.search import search
 
         trials = 20 if arguments.trials is None else arguments.trials
-        return search(" ".join(arguments.search), configured, trials, arguments.minutes)
+        return search(" ".join(arguments.search), settings, trials, arguments.minutes)
 
     from ..assemble import open_store
 
@@ -109,7 +108,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
         tuner.bar.close()
 
     lines = [f"# Tuned on {card.name}: {line}" for line in tuner.lines]
-    tuned = configured.replaced(tuner.chosen, "tune")
+    tuned = settings.replaced(tuner.chosen, "tune")
     write_text(OUTPUT, "\n".join([*lines, tuned.to_yaml()]))
     if tuner.chosen:
         print(f"{OUTPUT}: train --config {OUTPUT}")

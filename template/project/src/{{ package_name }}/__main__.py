@@ -11,6 +11,7 @@ import io
 import os
 import sys
 import time
+from collections.abc import Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -23,7 +24,7 @@ from .engine.plugins import names
 from .engine.run.explanations import explain
 from .engine.runs import ROOT, prepare_process, project_root, typed_path
 from .engine.settings.config import allowed, yaml_line
-from .engine.settings.sources import suggestion
+from .engine.settings.sources import Layer, suggestion
 from .engine.signals import end, listen
 
 CONFIG = Path("config.yaml")
@@ -127,8 +128,12 @@ def load_settings(
     arguments: argparse.Namespace,
     errors: list[UserError],
     base: Path | None = None,
+    between: Sequence[Layer] = (),
 ) -> Settings:
-    """Load the settings from `base`, the file of a run, or without it from the configuration."""
+    """Load the settings from `base`, the file of a run, or without it from the configuration.
+
+    between: see `config.load`.
+    """
     config = arguments.config
     if base is not None and config is not None:
         where = f"--config {config}"
@@ -140,6 +145,7 @@ def load_settings(
         arguments.profile,
         [(key, text) for key, text in vars(arguments).items() if key in SETTINGS],
         os.environ,
+        between=between,
         resolved=base is not None,
         errors=errors,
     )

@@ -21,7 +21,6 @@ from .engine.plugins import discover
 from .engine.run.dry_run import check_model
 from .engine.run.progress import seed_everything
 from .engine.run.project import Project
-from .engine.run.weights import freeze
 from .model import build_model
 from .optimizer import build_optimizer, is_fused
 from .settings import WORKLOAD
@@ -72,8 +71,9 @@ def assemble(settings: Settings, distributed: Distributed, store: Store) -> Proj
         if name == "fp8":
             num_layers = module.convert(model, all_settings.training.fp8_emulation)
             decided["fp8"] = f"{num_layers} layers", module.WHEN
-    if training.freeze:  # 3
-        decided["frozen weights"] = freeze(model, training.freeze)
+    for module in discover("hooks", "freeze"):  # 3
+        if all_settings.finetune.freeze:
+            decided["frozen weights"] = module.freeze(model, all_settings.finetune.freeze)
     if training.gradient_checkpointing:  # 4
         optimization.checkpoint_blocks(model.blocks())
     decided["compile"] = optimization.compile_blocks(model.blocks(), settings, card.capability)  # 5

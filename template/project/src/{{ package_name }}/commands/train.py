@@ -6,17 +6,17 @@ import argparse
 import gc
 import io
 import shlex
-import shutil
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, redirect_stdout
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import UserError
-from ..engine.files import lock, read_json, write_text
+from ..engine.files import lock
+from ..engine.plugins import discover, names
 from ..engine.runs import CONFIG, find_training, new_run, typed_run
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ TRAINING_SHARE = 3 / 4  # of the minutes; the others are for evaluations
 # keeps its number of samples.
 FREE = {"path", "batch_size", "num_workers", "pin_memory", "prefetch_factor", "persistent_workers"}
 FREE |= {"resident", "chunk_size_gb", "dropout", "chunked_loss"}
-FIXED = ("reproducibility.seed", "optimizer.name", "training.init_from")
+FIXED = ("reproducibility.seed", "optimizer.name", "finetune.init_from")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,8 +44,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--max-steps", type=int, metavar="N", help=stop)
     minutes = "train for about N minutes on this machine, but no more steps than the settings allow"
     add("--minutes", type=float, metavar="N", help=minutes)
-    phase = "train phase N only (counted from 1), from the last weights of the phase before it"
-    add("--phase", type=int, metavar="N", help=phase)
+    parser.set_defaults(phase=None)
+    if "phases" in names("hooks"):  # the extra `finetune`
+        phase = "train phase N only (counted from 1), from the last weights of the phase before it"
+        add("--phase", type=int, metavar="N", help=phase)
     off = "turn every optimization off, for a comparison; the same as --profile unoptimized"
     add("--no-optimize", dest="profile", action="store_const", const="unoptimized", help=off)
 
@@ -54,8 +56,6 @@ def run(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
     """Train; return 0, or 128 + the signal that ended it (143 SIGTERM, 130 SIGINT)."""
     resumed = resumed_folder(arguments)
     settings = load(resumed / CONFIG if resumed else None)
-    if arguments.phase is not None:
-        settings.phase(arguments.phase)  # raises if there is no such phase
 
     gc.disable()  # looking for garbage among imported modules takes a tenth of a start's CPU time
     from ..engine.compute.distributed import Distributed
@@ -67,7 +67,11 @@ def run(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
             if resumed is not None:
                 arguments.config = None  # the first start has read it
                 settings = load(resumed / CONFIG)
-        return train(arguments, settings, resumed, distributed)
+        phases = None
+        for module in discover("hooks", "Phases"):  # the extra `finetune`
+            load_phase = partial(load, resumed / CONFIG if resumed else None)
+            phases = module.Phases(settings, load_phase, distributed, arguments.phase)
+        return train(arguments, settings, resumed, distributed, phases or None)
     finally:
         gc.enable()
         distributed.close()
@@ -99,6 +103,7 @@ def train(
     settings: Settings,
     resumed: Path | None,
     distributed: Distributed,
+    phases: Any,
 ) -> int:
     """Train in the folder `resumed`, or in a new one; return the exit code."""
     if resumed is None:
@@ -106,9 +111,9 @@ def train(
         # makes the synthetic sample while the other ranks wait.
         from ..assemble import open_store
 
-        first = settings.phase(1) if settings.phases else settings
+        first = phases.settings[0] if phases else settings
         distributed.on_all_ranks(lambda: open_store(first), main_first=True)
-        if arguments.minutes is not None:
+        if arguments.minutes is not None and phases is None:
             settings = within(arguments.minutes, settings, distributed)
     folder = resumed or distributed.begin(lambda: new_run(arguments.name))
 
@@ -119,11 +124,11 @@ def train(
     with ExitStack() as holding:
         distributed.on_all_ranks(hold)
         changed = changes(folder, settings) if resumed else []
-        driver = Driver(distributed, arguments.max_steps or 0, changed)
-        if settings.phases:
-            session = driver.train_phases(folder, settings, arguments.phase or 0)
+        train_one = partial(train_run, distributed, arguments.max_steps or 0, changed)
+        if phases:
+            session = phases.train(folder, changed, train_one)
         else:
-            session = driver.train_run(folder, settings)
+            session = train_one(folder, settings)
 
     if distributed.is_main:
         print_end(session, folder)
@@ -132,73 +137,25 @@ def train(
     return session.exit_code
 
 
-@dataclass
-class Driver:
-    """Trains a run, or the phases of one.
+def train_run(
+    distributed: Distributed, limit: int, changed: list[str], folder: Path, settings: Settings
+) -> Session:
+    """Train in a folder, or resume what is in it; return the session, which has ended.
 
-    limit: stop after this step. changes: of settings, by a resume.
+    limit: stop after this step. changed: what a resume changes of the settings, for notes.
     """
+    from ..train import train
 
-    distributed: Distributed
-    limit: int
-    changes: list[str]
-
-    def train_run(self, folder: Path, settings: Settings) -> Session:
-        """Train in a folder, or resume what is in it; return the session, which has ended."""
-        from ..train import train
-
-        resumed = self.distributed.gather_objects((folder / CONFIG).exists())[0]
-        session = make_session(folder, settings, self.distributed, resumed)
-        session.limit = self.limit
-        if resumed:
-            session.changes = self.changes
-        with session:
-            run = session.start()
-            gc.enable()
-            train(run)
-        return session
-
-    def train_phases(self, folder: Path, settings: Settings, only: int) -> Session:
-        """Train each phase as a run in a subfolder, from the last weights of the one before.
-
-        only: train this phase alone (from 1); 0: all phases that are not finished. Returns the last
-        session.
-        """
-        from ..engine.run.checkpoint import Checkpoint
-
-        is_main = self.distributed.is_main
-        if is_main and (self.changes or not (folder / CONFIG).exists()):
-            write_text(folder / CONFIG, settings.to_yaml())
-        last = only or len(settings.phases)
-        weights = settings.training.init_from
-        for number in range(1, last + 1):
-            phase = folder / f"phase-{number}"
-            status = self.distributed.gather_objects(read_json(phase / "status.json"))[0]
-            is_finished = status.get("state") == "finished"
-            if number < only and not is_finished:
-                where = f"{folder}, step {status.get('step', 0)}"
-                raise UserError(f"phase {number} is not finished", where, "resume it first")
-
-            if number == last or not is_finished:
-                gc.unfreeze()  # lets go of the model of the phase before
-                values = {"training.init_from": weights, "phases": []}
-                phase_settings = settings.phase(number).replaced(values, f"phase {number}")
-                session = self._train_phase(phase, phase_settings)
-                if not session.finished:
-                    break
-            weights = str(Checkpoint(phase / "checkpoints", self.distributed).find("last")["path"])
-        return session
-
-    def _train_phase(self, folder: Path, settings: Settings) -> Session:
-        """Train one phase in its folder; if the first one cannot begin, nothing is left behind."""
-        is_main = self.distributed.is_main
-        if is_main:
-            folder.mkdir(exist_ok=True)
-        try:
-            return self.train_run(folder, settings)
-        finally:
-            if is_main and not any(folder.parent.glob("phase-*")):
-                shutil.rmtree(folder.parent, ignore_errors=True)
+    resumed = distributed.gather_objects((folder / CONFIG).exists())[0]
+    session = make_session(folder, settings, distributed, resumed)
+    session.limit = limit
+    if resumed:
+        session.changes = changed
+    with session:
+        run = session.start()
+        gc.enable()
+        train(run)
+    return session
 
 
 def make_session(
@@ -266,8 +223,6 @@ def within(minutes: float, settings: Settings, distributed: Distributed) -> Sett
     A quarter of the time is left for evaluations; long ones take more. The steps become part of the
     settings, so the run can be repeated and resumed like any other.
     """
-    if settings.phases:
-        raise UserError("each phase has its own number of steps", "--minutes", "remove it")
     start_time = time.perf_counter()
     seconds_per_step, num_steps = time_steps(settings, distributed)
     gc.unfreeze()

@@ -151,6 +151,9 @@ class Hook(Protocol):
     def before_first_batch(self, run: Any) -> None:
         """Called before any data are read. A `UserError` ends the run."""
 
+    def initialize(self, run: Any) -> None:
+        """Called for a new run, before the first step. The weights may be changed here."""
+
     def start(self, run: Any) -> None:
         """Called after the checkpoint is restored."""
 

@@ -135,7 +135,7 @@ SETTING = {
     "fp8": "training.precision",
     "fused optimizer": "optimizer.fused",
     "compile": "compile.enabled",
-    "frozen weights": "training.freeze",
+    "frozen weights": "finetune.freeze",
     "TF32 in matmuls": "training.precision",
     "cuDNN benchmark": "training.cudnn_benchmark",
     "activation checkpointing": "training.gradient_checkpointing",

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ..compute.shards import names_not_finite
 from ..data.order import RULE as ORDER_RULE
 from ..errors import UserError
 from ..interfaces import Batch
@@ -26,7 +27,6 @@ from .checkpoint import Checkpoint, NotWritten
 from .dry_run import dry_run
 from .evaluation import evaluate
 from .progress import Hooks, Progress, RankStates
-from .weights import load_initial, names_not_finite
 
 if TYPE_CHECKING:
     from .project import Project
@@ -153,8 +153,8 @@ class Run:
             self.saved_step = self.step
         elif resumed:
             self.notes.append("the run has no checkpoint: it starts again at step 0")
-        if self.settings.training.init_from and not is_restored:
-            self.notes.append(load_initial(self.project))
+        if not is_restored:
+            self.call_hooks("initialize")
 
     # --- the position
 

@@ -133,14 +133,6 @@ class Training(Section):
     """Let cuDNN time its convolution algorithms first. This is faster for fixed shapes only, slower
     if shapes change, and never deterministic. No effect on a model without convolutions."""
 
-    init_from: str = ""
-    """Initial weights of a new run: a run, a checkpoint, a safetensors file or folder, or a file of
-    torch.save. Tensors that match by name and shape are loaded. "" starts from fresh weights."""
-
-    freeze: Names = ()
-    """Name patterns of the weights to freeze, for example [embedding.*, "*.bias"]. A phase can
-    override the list. [] trains all weights."""
-
 
 class Compile(Section):
     """torch.compile, for each block of the model."""
@@ -231,7 +223,6 @@ class Settings(Section):
     checkpoint: Checkpoint
     monitor: Monitor
     reproducibility: Reproducibility
-    phases: tuple[Tree, ...] = ()
     profiles: dict[str, Tree] = {}
 
     _origins: dict[str, str] = {}
@@ -253,7 +244,7 @@ class Settings(Section):
         """Return all values as YAML that `load` reads, with the origin of each as a comment."""
         lines = []
         for section, values in self.resolved().items():
-            if section in ("phases", "profiles"):
+            if section == "profiles":
                 lines.append(yaml_line(section, values))
                 continue
             lines.append(f"{section}:")
@@ -276,9 +267,9 @@ class Settings(Section):
 
     def replaced(self, values: Mapping[str, Any], origin: str) -> Self:
         """Return these settings with other values, by key."""
-        # A copy of these two may not fit in memory: aliases of YAML can stand for 10 ** 12 values.
-        tree = self.model_dump(exclude_unset=True, exclude={"phases", "profiles"})
-        tree |= {"phases": self.phases, "profiles": self.profiles}
+        # A copy of these may not fit in memory: aliases of YAML can stand for 10 ** 12 values.
+        tree = self.model_dump(exclude_unset=True, exclude={"profiles"})
+        tree["profiles"] = self.profiles
         for key, value in values.items():
             section, _, name = key.rpartition(".")
             branch = tree[section] if section else tree
@@ -286,17 +277,6 @@ class Settings(Section):
         settings = type(self).model_validate(tree)
         settings._origins = self._origins | dict.fromkeys(values, origin)
         return settings
-
-    def phase(self, number: int) -> Self:
-        """Return the settings of phase `number`, from 1. Raises `UserError` if there is none."""
-        count = len(self.phases)
-        if not 1 <= number <= count:
-            what = f"there is no phase {number}"
-            raise UserError(what, "--phase", f"the configuration has {count} phases")
-        return self.replaced(self.phases[number - 1], self.phase_origin(number))
-
-    def phase_origin(self, number: int) -> str:
-        return f"{self.origins['phases']} phase {number}"
 
     def conflicts(self) -> Conflicts:
         """Yield the conflicts within sections and between them."""

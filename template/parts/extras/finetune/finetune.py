@@ -1,4 +1,4 @@
-"""Weights that a run starts from (`training.init_from`), freezes (`training.freeze`) and checks."""
+"""Starts a run from other weights, and freezes weights."""
 
 from __future__ import annotations
 
@@ -8,24 +8,51 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file
-from torch import Tensor, nn
-
-from ..compute.shards import fill, own
-from ..errors import UserError
-from ..runs import RUNS
-from .checkpoint import Checkpoint, read_plain, step_name
+from ..engine.errors import UserError
+from ..engine.runs import RUNS
+from ..engine.settings.config import Names, Section, Tree
 
 if TYPE_CHECKING:
-    from .project import Project
+    from torch import Tensor, nn
 
-INIT_FROM = "training.init_from"
+    from ..engine.run.project import Project
+    from ..engine.run.run import Run
+
+    Tensors = dict[str, Tensor]
+
+INIT_FROM = "finetune.init_from"
 CHECKPOINTS = "checkpoints"
 BEST_OF_SCRIPT = "best_step"  # the name of that step in a script's checkpoint
 SHOWN = 3  # tensors named in a note
 
-Tensors = dict[str, Tensor]
+
+class Finetune(Section):
+    """Weights to start from, weights to freeze, and phases."""
+
+    init_from: str = ""
+    """Initial weights of a new run: a run, a checkpoint, a safetensors file or folder, or a file of
+    torch.save. Tensors that match by name and shape are loaded. "" starts from fresh weights."""
+
+    freeze: Names = ()
+    """Name patterns of the weights to freeze, for example [embedding.*, "*.bias"]. A phase can
+    override the list. [] trains all weights."""
+
+    phases: tuple[Tree, ...] = ()
+    """Phases, trained in turn; `train --phase 1` trains one. Each lists the settings that differ
+    from the others of this file: [{training.max_steps: 500, optimizer.learning_rate: 1.0e-4}].
+    [] is one phase."""
+
+
+class Hook:
+    """Loads the weights of a new run."""
+
+    trials = False
+
+    def initialize(self, run: Run) -> None:
+        """Load the weights of `finetune.init_from`, if it is set."""
+        settings: Any = run.settings
+        if settings.finetune.init_from:
+            run.notes.append(load_initial(run.project, settings.finetune.init_from))
 
 
 def freeze(model: nn.Module, patterns: Sequence[str]) -> tuple[str, str]:
@@ -41,30 +68,28 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> tuple[str, str]:
         if not matching:
             names = ", ".join(list(weights)[:8])
             what = f"no weight's name matches '{pattern}'"
-            raise UserError(what, "training.freeze", f"the names are {names}, …")
+            raise UserError(what, "finetune.freeze", f"the names are {names}, …")
         for name in matching:
             weights[name].requires_grad_(False)
 
     total = sum(weight.numel() for weight in model.parameters())
     frozen = sum(weight.numel() for weight in model.parameters() if not weight.requires_grad)
     if frozen == total:
-        raise UserError("every weight is frozen", "training.freeze", "leave some of them to train")
+        raise UserError("every weight is frozen", "finetune.freeze", "leave some of them to train")
     return f"{frozen / total:.1%}", f"{frozen:,} of {total:,} weights"
 
 
-def names_not_finite(model: nn.Module) -> set[str]:
-    """Return the names of the weights and buffers that have nan or inf (host sync)."""
-    tensors = _floats(model.state_dict())
-    return {name for name, tensor in tensors.items() if not own(tensor).isfinite().all()}
-
-
-def load_initial(project: Project) -> str:
-    """Load the weights of `training.init_from` into a new run's model; return a note on them.
+def load_initial(project: Project, place: str) -> str:
+    """Load the weights in `place` into a new run's model; return a note on them.
 
     Weights and buffers whose name and shape fit are loaded. Tensors of integers, such as the codes
     of categories, are not: they follow from the data.
     """
-    path, tensors = read_weights(project.settings.training.init_from, project)
+    from torch import nn
+
+    from ..engine.compute.shards import fill
+
+    path, tensors = read_weights(place, project)
     target = _floats(project.model.state_dict(keep_vars=True))
     source = _floats(_renamed(tensors, target, getattr(project.model, "script_names", {})))
     fitting = []
@@ -133,6 +158,11 @@ def read_weights(place: str, project: Project) -> tuple[Path, Tensors]:
 
 
 def _read_file(path: Path) -> Tensors:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    from ..engine.run.checkpoint import read_plain
+
     if path.suffix != ".safetensors":
         return _weights_in(read_plain(path), path)
     try:
@@ -143,6 +173,8 @@ def _read_file(path: Path) -> Tensors:
 
 
 def _read_checkpoint(folder: Path, which: str, project: Project) -> tuple[Path, Tensors]:
+    from ..engine.run.checkpoint import Checkpoint, step_name
+
     checkpoint = Checkpoint(folder, project.distributed)
     state = checkpoint.find(which)
     if which == "best" and BEST_OF_SCRIPT in state:  # a script does not mark names
@@ -155,6 +187,8 @@ def _read_checkpoint(folder: Path, which: str, project: Project) -> tuple[Path, 
 
 def _weights_in(content: Any, path: Path) -> Tensors:
     """Return the weights in a file of `torch.save`: a state_dict, alone or with other values."""
+    from torch import Tensor
+
     for name in ("model", "state_dict"):
         if isinstance(content, dict) and isinstance(content.get(name), dict):
             content = content[name]
