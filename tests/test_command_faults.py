@@ -24,7 +24,8 @@ from running import (
 )
 
 TABULAR = render(
-    workload="tabular", extras=["check", "compare", "ema", "estimate", "export", "watch"]
+    workload="tabular",
+    extras=["check", "compare", "ema", "estimate", "export", "finetune", "watch"],
 )
 
 # ---- YAML that no configuration needs
@@ -46,10 +47,6 @@ def exploding(levels: int = 12) -> str:
 
 NESTED = "[" * 10_000 + "]" * 10_000
 HOSTILE = {
-    "aliases in phases": (
-        f"phases: [{exploding()}]",
-        "unknown setting 'l0'",
-    ),
     "aliases in a profile": (f"profiles: {{a: {exploding()}}}", "unknown setting 'l0'"),
     "an alias of itself": ("profiles: {a: &a {b: *a}}", "unknown setting 'b.b'"),
     "aliases that nest": (
@@ -61,7 +58,7 @@ HOSTILE = {
         "profiles:\n" + "".join(" " * n + "-\n" for n in range(1, 400)),
         "profiles cannot be .*give a mapping|recursion|nesting depth",
     ),
-    "many values": ("phases: [" + "1, " * 20_000 + "]", "phases cannot be "),
+    "many values": ("finetune.phases: [" + "1, " * 20_000 + "]", "finetune.phases cannot be "),
     "a long number": ("training: {epochs: 0x" + "f" * 5_000 + "}", "a whole number"),
 }
 
@@ -149,7 +146,7 @@ def test_the_printed_command_resumes_a_run_with_any_name(tmp_path):
 PATHS = [
     f"train --config {LONG}",
     f"train --resume {LONG}",
-    f"train --training.init_from {LONG}",
+    f"train --finetune.init_from {LONG}",
     f"train --data.path {LONG}",
     f"evaluate --run {LONG}",
     f"report {LONG}",
@@ -262,7 +259,7 @@ def test_a_compile_mode_with_cuda_graphs_is_refused_with_the_modes_that_accumula
 
 
 def test_watch_says_once_that_it_sees_no_gpu(tmp_path):
-    phases = "phases: [{training.max_steps: 2}, {training.max_steps: 2}]"
+    phases = "finetune.phases: [{training.max_steps: 2}, {training.max_steps: 2}]"
     (tmp_path / "config.yaml").write_text(f"model: {{width: 16}}\n{phases}\n")
     said = check_run(TABULAR, "train", cwd=tmp_path).out
     assert said.count("note: watch samples no GPU: ") == 1
@@ -302,8 +299,8 @@ def test_a_run_records_the_commit_of_its_own_project(tracked, tmp_path):
         ("--schedule.name linear", r"back \(schedule.name, training.max_steps or training.epochs"),
         ("--data.batch_size 4", r"back \(data.batch_size × training.gradient_accumulation_steps"),
         (
-            "--training.init_from b",
-            "cannot change training.init_from from nothing to b: .*: keep",
+            "--finetune.init_from b",
+            "cannot change finetune.init_from from nothing to b: .*: keep",
         ),
     ],
 )

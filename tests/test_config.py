@@ -1,6 +1,7 @@
 """Settings: what files, environment and flags give, config.yaml, help, and sections of hooks."""
 
 import contextlib
+import functools
 import itertools
 import os
 import re
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import types
 from pathlib import Path
+from typing import Any
 
 import pytest
 import write_config
@@ -18,6 +20,7 @@ from rendering import render
 from variants import products
 
 PROJECT = render()
+FINETUNED = render(extras=["finetune"])
 config = imported(PROJECT, "config")
 schema = imported(PROJECT, "engine.settings.config")
 main = imported(PROJECT, "__main__")
@@ -152,52 +155,95 @@ def test_a_text_is_written_and_read_as_it_is(text):
     assert config.load(write(settings.to_yaml())).data.path == text
 
 
-# ---- profiles, phases, runs --------------------------------------------------------------------
+# ---- phases, runs ------------------------------------------------------------------------------
 
 PHASES = """
 optimizer: {learning_rate: 0.01}
-phases:
+finetune.phases:
   - optimizer: {learning_rate: 0.1}
     model.dropout: 0.3
-    training: {precision: fp32, freeze: [a]}
+    training: {precision: fp32}
+    finetune.freeze: [a]
     training.max_steps: 5
   - training.max_steps: 7
 """
 
 
+VARIED = "optimizer.learning_rate", "model.dropout", "training.max_steps", "finetune.freeze"
+
+
+def phases_of(
+    text: str, *flags: tuple[str, str], only: int | None = None, minutes: float | None = None
+) -> Any:
+    """The phases of a file, as `train` finds them."""
+    load = functools.partial(
+        imported(FINETUNED, "config").load, write(text), None, flags, {"SEED": "3"}
+    )
+    group = imported(FINETUNED, "engine.compute.distributed").Distributed()
+    phases = imported(FINETUNED, "hooks.phases").Phases
+
+    def between(layers: object) -> object:
+        return load(between=layers)
+
+    arguments = types.SimpleNamespace(phase=only, minutes=minutes)
+    return phases(load(), between, group, arguments)
+
+
 def test_phases_stand_between_file_and_environment():
-    settings = config.load(write(PHASES), None, [("model.dropout", "0.2")], {"SEED": "3"})
-    phases = [settings.phase(1), settings.phase(2)]
-    assert [phase.optimizer.learning_rate for phase in phases] == [0.1, 0.01]
-    assert [phase.training.max_steps for phase in phases] == [5, 7]
-    assert [phase.training.precision for phase in phases] == ["fp32", "auto"]
-    assert [phase.training.freeze for phase in phases] == [("a",), ()]
-    assert [phase.model.dropout for phase in phases] == [0.2, 0.2]
-    assert [phase.reproducibility.seed for phase in phases] == [3, 3]
-    assert phases[0].origins["optimizer.learning_rate"] == "config.yaml phase 1"
-    for number in (0, 3):
-        line = f"no phase {number}: --phase: the configuration has 2"
-        with pytest.raises(errors.UserError, match=line):
-            settings.phase(number)
+    phases = phases_of(PHASES, ("model.dropout", "0.2"))
+    settings = phases.settings
+    assert [phase.optimizer.learning_rate for phase in settings] == [0.1, 0.01]
+    assert [phase.training.max_steps for phase in settings] == [5, 7]
+    assert [phase.training.precision for phase in settings] == ["fp32", "auto"]
+    assert [phase.finetune.freeze for phase in settings] == [("a",), ()]
+    assert [phase.model.dropout for phase in settings] == [0.2, 0.2]
+    assert [phase.reproducibility.seed for phase in settings] == [3, 3]
+    assert settings[0].origins["optimizer.learning_rate"] == "config.yaml phase 1"
+    again = phases_of(phases.whole.to_yaml()).settings
+    assert [phase.value(key) for phase in again for key in VARIED] == [
+        phase.value(key) for phase in settings for key in VARIED
+    ]
 
 
-def test_a_profile_may_have_phases():
-    file = write("profiles: {short: {phases: [{training.max_steps: 3, model: {dropout: 0.3}}]}}")
-    first = config.load(file, "short").phase(1)
-    assert (first.model.dropout, first.training.max_steps) == (0.3, 3)
-    assert config.load(file).phases == ()
+@pytest.mark.parametrize("text", ["[embedding.*, '*.bias']", "embedding.*, *.bias"])
+def test_a_list_is_one_in_files_and_flags(text):
+    load = imported(FINETUNED, "config").load
+    expected = ("embedding.*", "*.bias")
+    flags = [("finetune.freeze", text.replace("'", ""))]
+    assert load(overrides=flags).finetune.freeze == expected
+    if text.startswith("["):
+        assert load(write(f"finetune.freeze: {text}")).finetune.freeze == expected
+    with pytest.raises(imported(FINETUNED, "engine.errors").UserError, match="give a list"):
+        load(write("finetune.freeze: {a: 1}"))
+
+
+@pytest.mark.parametrize(
+    ("tree", "line"),
+    [
+        ("{model.dropout: 2}", "model.dropout cannot be '2': config.yaml phase 1: give a number"),
+        ("{model.width: 8}", "a phase cannot change model.width: config.yaml phase 1: set it for"),
+        ("{training.cudnn_benchmark: true, reproducibility.deterministic: true}", "runs differ"),
+    ],
+)
+def test_wrong_phases_are_one_line(tree, line):
+    wrong = imported(FINETUNED, "engine.errors").UserError
+    with pytest.raises(wrong, match=line):
+        phases_of(f"finetune.phases: [{tree}]")
+    for number in (0, 2):
+        with pytest.raises(wrong, match=f"no phase {number}: --phase: finetune.phases has 1"):
+            phases_of("finetune.phases: [{}]", only=number)
+    with pytest.raises(wrong, match="each phase has its own number of steps: --minutes"):
+        phases_of("finetune.phases: [{}]", minutes=1)
 
 
 @pytest.mark.parametrize("profile", [None, "fast"])
 def test_a_run_can_be_loaded_from_its_resolved_settings(profile):
-    file = write(PHASES + "profiles: {fast: {data.batch_size: 7, compile: {enabled: false}}}\n")
+    file = write("profiles: {fast: {data.batch_size: 7, compile: {enabled: false}}}\n")
     flags = [("model.dropout", "0.2"), ("optimizer.epsilon", "1e-12"), ("data.path", "a b")]
     settings = config.load(file, profile, flags, {"SEED": "9"})
     again = config.load(write(settings.to_yaml(), "config.resolved.yaml"))
     assert again.resolved() == settings.resolved() == yaml.safe_load(settings.to_yaml())
     assert set(again.origins.values()) == {"config.resolved.yaml"}
-    for number in (1, 2):
-        assert again.phase(number).resolved() == settings.phase(number).resolved()
 
 
 # ---- the rendered config.yaml ------------------------------------------------------------------
@@ -229,11 +275,10 @@ def test_config_yaml_is_written_from_the_schema():
 
 
 def test_the_example_phase_in_config_yaml_works():
-    text = (PROJECT / "config.yaml").read_text(encoding="utf-8")
-    example = text.split("from those above:\n")[1].split("# An empty list")[0]
-    example = example.replace("#   -", "  -").replace("#    ", "   ")
-    settings = config.load(write("phases:\n" + example))
-    assert settings.phase(1).origins["optimizer.learning_rate"] == "config.yaml phase 1"
+    text = (FINETUNED / "config.yaml").read_text(encoding="utf-8")
+    (example,) = re.findall(r"(\[\{[^]]+\}\])", " ".join(text.replace("#", " ").split()))
+    (phase,) = phases_of(f"finetune: {{phases: {example}}}").settings
+    assert phase.origins["optimizer.learning_rate"] == "config.yaml phase 1"
 
 
 # ---- what commands and hooks declare -----------------------------------------------------------
@@ -327,20 +372,17 @@ def test_a_command_that_is_slow_to_import_is_named(hooked, capsys):
 
 def test_settings_of_a_part_that_was_taken_away(hooked, capsys):
     """A run goes on without them; a configuration or a flag that names them is an error."""
-    phases = "phases: [{training.max_steps: 3, look.every_seconds: 2, model.dropout: 0.3}]"
     profiles = "profiles: {fast: {look: {every_seconds: 1}}}"
-    file = write(f"monitor.every_steps: 7\n{phases}\n{profiles}")
+    file = write(f"monitor.every_steps: 7\n{profiles}")
     settings = imported(hooked, "config").load(file)
     run = write(settings.to_yaml() + "engine.of: 1\n", "config.resolved.yaml")
     again = config.load(run, "fast", resolved=True)
     notes = capsys.readouterr().err.splitlines()
     assert [note.split()[1] for note in notes] == ["look.every_seconds", "look.limit", "engine.of"]
     assert again.monitor.every_steps == 7
-    assert again.phase(1).model.dropout == 0.3
-    assert again.phases == ({"training.max_steps": 3, "model.dropout": 0.3},)
     with pytest.raises(errors.UserErrors) as raised:
         config.load(run)
-    assert len(raised.value.errors) == 5
+    assert len(raised.value.errors) == 4
 
 
 # ---- the command line --------------------------------------------------------------------------

@@ -76,12 +76,6 @@ def test_minutes_that_make_no_sense_are_one_line(words, reason, tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
-def test_minutes_of_phases_are_refused(tmp_path):
-    (tmp_path / "config.yaml").write_text("phases: [{training.max_steps: 5}]\n")
-    done = run(render(workload="tabular"), "train", "--minutes", "1", cwd=tmp_path)
-    one_error(done, "its own number of steps")
-
-
 def test_first_steps_have_lines_of_their_own_with_the_time_left(tmp_path):
     done = check_run(
         render(workload="tabular"), "train", "--training.max_steps", "120", cwd=tmp_path

@@ -72,7 +72,9 @@ def program(path: Path) -> ModuleType:
 
 def changed(folder: Path, workload: str, files: dict[str, str]) -> Path:
     """A project with the page's files, clean to its own linter."""
-    project = Path(shutil.copytree(render(workload=workload), folder / "project"))
+    project = Path(
+        shutil.copytree(render(workload=workload, extras=["finetune"]), folder / "project")
+    )
     for name, text in files.items():
         (project / "src/my_training" / name).write_text(text, encoding="utf-8")
     shell(project, "ruff", "check", "src")
@@ -102,7 +104,7 @@ def replaced(path: Path, pattern: str, new: str) -> None:
 def started(project: Path, folder: Path, weights: str, *words: str) -> tuple[Any, list[Batch]]:
     """The model of a run that has not moved from `weights`, and its validation batches."""
     result = check_run(
-        project, "train", *STILL, *words, "--training.init_from", weights, cwd=folder
+        project, "train", *STILL, *words, "--finetune.init_from", weights, cwd=folder
     )
     assert f"weights of {weights}: " in result.out
     assert "new: nothing; unused: nothing" in result.out
@@ -167,7 +169,7 @@ def nanogpts(old: Any, batch: Batch, padding: int = 0) -> tuple[torch.Tensor, to
 
 
 def test_a_nanogpt_continues_as_the_projects_gpt(nanogpt):
-    project = LLM.project()
+    project = LLM.project(extras=["finetune"])
     values = yaml.safe_load((project / "config.yaml").read_text(encoding="utf-8"))
     for section, given in yaml.safe_load(quoted("from-nanogpt", "yaml")[0]).items():
         values[section] |= given

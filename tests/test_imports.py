@@ -24,7 +24,7 @@ OF_EXTRAS = {
         "profile",
         "tune",
     ),
-    "hooks": ("details", "diagnose", "ema", "watch", "guard"),
+    "hooks": ("details", "diagnose", "ema", "finetune", "guard", "phases", "watch"),
 }
 OF_LANES = ("lanes", "engine.data.lanes", "engine.run.recurrent", "hooks.lanes")
 SLOW = {"pyarrow", "matplotlib", "pandas", "h5py"}

@@ -70,7 +70,8 @@ def spoiled(tmp_path_factory):
     def make(framework, distributed="none"):
         folder = tmp_path_factory.getbasetemp() / f"spoiled-{framework}-{distributed}"
         if not folder.exists():
-            project = render(workload="tabular", framework=framework, distributed=distributed)
+            answers = {"framework": framework, "distributed": distributed}
+            project = render(workload="tabular", extras=["finetune"], **answers)
             shutil.copytree(project, folder)
             (folder / "src/my_training/hooks/spoil.py").write_text(SPOIL)
             with open(folder / "src/my_training/model.py", "a") as model:

@@ -40,12 +40,14 @@ def place(reference, tmp_path):
 
 
 def configure(folder: Path, phases: Any = PHASES) -> None:
-    config = yaml.safe_load((render(workload="tabular") / "config.yaml").read_text())
-    (folder / "config.yaml").write_text(yaml.safe_dump(config | {"phases": phases}))
+    config = yaml.safe_load(
+        (render(workload="tabular", extras=["finetune"]) / "config.yaml").read_text()
+    )
+    (folder / "config.yaml").write_text(yaml.safe_dump(config | {"finetune": {"phases": phases}}))
 
 
 def train(place: Path, *words: str, framework: str = "pytorch") -> None:
-    project = render(workload="tabular", framework=framework)
+    project = render(workload="tabular", framework=framework, extras=["finetune"])
     check_run(project, "train", *words, cwd=place)
 
 
@@ -80,11 +82,11 @@ def test_phases_run_in_turn_with_their_settings(reference):
 
 
 def test_a_phase_starts_from_the_last_weights_of_the_one_before(reference, tmp_path):
-    """It is the run that `training.init_from` makes of them."""
+    """It is the run that `finetune.init_from` makes of them."""
     first, second, _ = phases_of(reference)
     checkpoint = max((first / "checkpoints").glob("step-*"))
     (tmp_path / "data").symlink_to(reference / "data")
-    words = ("--training.init_from", str(checkpoint), "--training.max_steps", "15")
+    words = ("--finetune.init_from", str(checkpoint), "--training.max_steps", "15")
     train(tmp_path, *OPTIONS, *words, "--optimizer.learning_rate", "1e-4")
     assert [row["loss"] for row in rows(tmp_path)] == [row["loss"] for row in records(second)]
 
@@ -123,7 +125,7 @@ def test_a_kill_anywhere_changes_nothing(phase, step, place, reference):
         run_module.Run.begin = killed_at_begin
         run_module.Run.end_step = killed_after_step
 
-    project = render(workload="tabular")
+    project = render(workload="tabular", extras=["finetune"])
     words = ("--checkpoint.every_steps", "4")
     killed = run(project, "train", *OPTIONS, *words, cwd=place, before=armed)
     assert killed.code == -signal.SIGKILL
@@ -137,14 +139,20 @@ def test_one_phase_at_a_time(place, reference):
         train(place, *words, "--phase", str(number))
         assert len(phases_of(place)) == number
         words = ()
-    again = run(render(workload="tabular"), "train", "--phase", "2", cwd=place)
+    again = run(render(workload="tabular", extras=["finetune"]), "train", "--phase", "2", cwd=place)
     assert "\nfinished at step " in again.out
     assert results(place) == results(reference), "a finished phase stays as it is"
 
 
 def test_a_phase_waits_for_the_one_before(place):
     def refused(phase, *parts):
-        done = run(render(workload="tabular"), "train", "--phase", str(phase), cwd=place)
+        done = run(
+            render(workload="tabular", extras=["finetune"]),
+            "train",
+            "--phase",
+            str(phase),
+            cwd=place,
+        )
         one_error(done, *parts)
 
     refused(2, "no run yet")
@@ -154,14 +162,17 @@ def test_a_phase_waits_for_the_one_before(place):
 
 
 def test_an_error_at_the_start_leaves_no_run(place):
-    words = ("train", *OPTIONS, "--training.init_from", "nowhere")
-    one_error(run(render(workload="tabular"), *words, cwd=place), "there are no weights")
+    words = ("train", *OPTIONS, "--finetune.init_from", "nowhere")
+    one_error(
+        run(render(workload="tabular", extras=["finetune"]), *words, cwd=place),
+        "there are no weights",
+    )
     assert not any((place / "runs").iterdir())
 
 
 def test_a_phase_trains_and_evaluates_on_data_of_its_own(tmp_path):
     """Two prepared tables, one after the other; resumed in each to the bit, and evaluated."""
-    project = render(workload="tabular")
+    project = render(workload="tabular", extras=["finetune"])
     random = np.random.default_rng(0)
     a = random.normal(2, 1, 300)
     noise = random.normal(0, 0.1, 300)

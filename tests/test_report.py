@@ -240,7 +240,7 @@ def trained(folder: Path, *losses: float, state: str = "finished", data: str = "
     status = {"state": state, "reason": "", "step": 100 * len(losses)}
     rows = steps(100 * len(losses)) + evaluations(*losses)
     run = make_run(folder, rows, env=ENVIRONMENT, status=status, data={data: {}})
-    settings = f"optimizer:\n  learning_rate: {losses[-1]}\n  fused: true\nphases: []\n"
+    settings = f"optimizer:\n  learning_rate: {losses[-1]}\n  fused: true\n"
     (run / "config.resolved.yaml").write_text(settings, encoding="utf-8")
     return run
 

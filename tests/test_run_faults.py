@@ -19,7 +19,7 @@ from rendering import render
 from running import check_run, evaluations, last_checkpoint, losses, one_error, run
 from test_windows import hdf5
 
-TABULAR = render(workload="tabular")
+TABULAR = render(workload="tabular", extras=["finetune"])
 SMALL = (
     *("--model.width", "16", "--data.batch_size", "64", "--schedule.warmup_steps", "2"),
     *("--monitor.every_steps", "1"),
@@ -28,7 +28,9 @@ SMALL = (
 
 def with_hook(folder: Path, source: str, **answers: Any) -> Path:
     """A tabular project with one hook of its own."""
-    project = shutil.copytree(render(workload="tabular", **answers), folder / "project")
+    project = shutil.copytree(
+        render(workload="tabular", extras=["finetune"], **answers), folder / "project"
+    )
     (project / "src/my_training/hooks/own.py").write_text(source)
     return project
 
@@ -212,7 +214,7 @@ def test_a_run_starts_from_what_torch_save_wrote(name, wrap, place):
     state = torch.load(checkpoint, weights_only=True)["model"]
     torch.save(wrap(state), place / name)
     content = (place / name).read_bytes()
-    words = ("train", *SMALL, "--training.max_steps", "1", "--training.init_from")
+    words = ("train", *SMALL, "--training.max_steps", "1", "--finetune.init_from")
     done = check_run(TABULAR, *words, name, cwd=place)
     (count,) = re.findall(rf"weights of {name}: (\d+) tensors fit; new: nothing", done.out)
     assert int(count) == sum(tensor.is_floating_point() for tensor in state.values())
@@ -240,7 +242,7 @@ def test_a_file_without_weights_is_one_line(content, place):
         path.write_bytes(content)
     else:
         torch.save(content, path)
-    refused = run(TABULAR, "train", *SMALL, "--training.init_from", "model.pt", cwd=place)
+    refused = run(TABULAR, "train", *SMALL, "--finetune.init_from", "model.pt", cwd=place)
     one_error(refused, "model.pt", "state_dict")
     assert path.exists()
 

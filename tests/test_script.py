@@ -643,8 +643,8 @@ def test_the_package_starts_from_the_best_undamaged_checkpoint_of_a_script(workl
     damaged = best.with_name("step-00000005-0123456789abcdef.pt")
     damaged.write_bytes(b"")
     words = f"train {CASES[workload].package} --training.max_steps 1".split()
-    words += ["--optimizer.learning_rate", "1e-30", "--training.init_from"]
-    package = render(workload=workload)
+    words += ["--optimizer.learning_rate", "1e-30", "--finetune.init_from"]
+    package = render(workload=workload, extras=["finetune"])
     for source in (newest_run(tmp_path / "script"), best):
         begun = check_run(package, *words, str(source), cwd=cwd)
         assert f"weights of {best}: " in begun.out

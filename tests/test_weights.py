@@ -1,4 +1,4 @@
-"""Weights that a run starts from, `training.init_from`, and freezes, `training.freeze`."""
+"""Weights that a run starts from, `finetune.init_from`, and freezes, `finetune.freeze`."""
 
 import json
 import os
@@ -36,7 +36,7 @@ WORDS = (
     *("--data.fraction", "0.1", "--training.max_steps", "8", "--monitor.every_steps", "1"),
 )
 STILL = ("--optimizer.learning_rate", "1e-30")  # a step that changes no weight
-FROM = "--training.init_from"
+FROM = "--finetune.init_from"
 SOURCES = ("run", "path of a run", "checkpoint", "copy", "model.pt")
 every_framework = pytest.mark.parametrize("framework", choices("framework"))
 
@@ -57,12 +57,16 @@ def note(result: Result) -> str:
 
 
 def train(place: Path, *words: str, **answers: Any) -> Result:
-    return run(render(workload="tabular", **answers), "train", *words, cwd=place)
+    return run(
+        render(workload="tabular", extras=["finetune"], **answers), "train", *words, cwd=place
+    )
 
 
 def write_phases(place: Path, *phases: dict[str, Any]) -> None:
-    config = yaml.safe_load((render(workload="tabular") / "config.yaml").read_text())
-    config["phases"] = list(phases)
+    config = yaml.safe_load(
+        (render(workload="tabular", extras=["finetune"]) / "config.yaml").read_text()
+    )
+    config["finetune"] = {"phases": list(phases)}
     (place / "config.yaml").write_text(yaml.safe_dump(config))
 
 
@@ -139,7 +143,7 @@ def test_weights_that_are_missing_or_do_not_fit_are_one_line(place):
     save_file(spare, place / "other.safetensors")
     (place / "broken.safetensors").write_bytes(b"no weights at all")
     expected = {
-        "nowhere": "there are no weights: training.init_from nowhere: give a run",
+        "nowhere": "there are no weights: finetune.init_from nowhere: give a run",
         "other.safetensors": "no weight fits .* it has spare 2; the model has .* and .* more",
         "broken.safetensors": "cannot read the weights",
         "https://me:secret@host/a": "there are no weights: .*: give",
@@ -170,12 +174,12 @@ def test_a_resumed_run_continues_from_its_own_weights(framework, place):
 def test_frozen_weights_stay_and_a_phase_trains_them(framework, place):
     """No update, no weight decay, nothing in the optimizer; over phases bit for bit."""
     start = tensors(place)
-    head = {"training.max_steps": 4, "training.freeze": ["first.*", "layers.0.*", "*.bias"]}
+    head = {"training.max_steps": 4, "finetune.freeze": ["first.*", "layers.0.*", "*.bias"]}
     write_phases(place, head, {"training.max_steps": 4})
     words = (*WORDS, FROM, "source", "--optimizer.weight_decay", "0.5")
     result = train(place, *words, "--phase", "1", framework=framework)
     assert result.code == 0, result.err[-2000:]
-    assert "weights" in re.findall(r"training.freeze .+: .+", result.out)[0]
+    assert "weights" in re.findall(r"finetune.freeze .+: .+", result.out)[0]
     trained = tensors(place)
     moved = {name for name in trained if not torch.equal(trained[name], start[name])}
     assert moved == {"embedding.weight", "layers.1.linear.weight", "head.weight"}
@@ -192,25 +196,25 @@ def test_frozen_weights_stay_and_a_phase_trains_them(framework, place):
 
 
 def test_wrong_patterns_and_phases_are_one_line(place):
-    unknown = train(place, *WORDS, "--training.freeze", "first.*, lost.*")
-    one_error(unknown, "no weight's name matches 'lost.*'", "training.freeze", "first.weight")
-    every = train(place, *WORDS, "--training.freeze", "*")
-    one_error(every, "every weight is frozen", "training.freeze")
-    write_phases(place, {}, {"training.init_from": "source"})
-    one_error(train(place), "phase cannot change training.init_from: config.yaml phase 2")
+    unknown = train(place, *WORDS, "--finetune.freeze", "first.*, lost.*")
+    one_error(unknown, "no weight's name matches 'lost.*'", "finetune.freeze", "first.weight")
+    every = train(place, *WORDS, "--finetune.freeze", "*")
+    one_error(every, "every weight is frozen", "finetune.freeze")
+    write_phases(place, {}, {"finetune.init_from": "source"})
+    one_error(train(place), "phase cannot change finetune.init_from: config.yaml phase 2")
 
 
 @pytest.mark.parametrize("distributed", ["fsdp", "ddp"])
 @pytest.mark.first(1)
 def test_two_ranks_start_from_whole_and_from_sharded_weights(distributed, tmp_path):
     """And one process from what two have saved, with averages that start there, too."""
-    answers = {"workload": "llm", "extras": ["ema"]}
+    answers = {"workload": "llm", "extras": ["ema", "finetune"]}
     words = ("train", *TINY["llm"], "--training.precision", "fp32", *STILL)
     words = (*words, "--training.max_steps", "2", "--evaluation.every_steps", "100")
     check_run(render(**answers), *words, "--name", "one", cwd=tmp_path)
     expected = tensors(tmp_path)
     words = (*words, "--reproducibility.seed", "7", FROM)
-    ranks = ("--data.batch_size", "4", "--training.freeze", "layers.0.*", "--name")
+    ranks = ("--data.batch_size", "4", "--finetune.freeze", "layers.0.*", "--name")
     project = render(**answers, distributed=distributed)
     for source, name in (("one", "two"), ("two", "three")):
         first, second = run_ranks(project, *words, source, *ranks, name, cwd=tmp_path)
@@ -227,7 +231,7 @@ def test_two_ranks_start_from_whole_and_from_sharded_weights(distributed, tmp_pa
 
 def test_the_pages_commands_work(tmp_path):
     page = REPOSITORY / "docs/weights.md"
-    project = render(workload="tabular")
+    project = render(workload="tabular", extras=["finetune"])
     for words in documented(page):
         check_run(project, *words, cwd=tmp_path)
     (code,) = re.findall(r"```python\n(.+?)```", page.read_text(encoding="utf-8"), re.DOTALL)

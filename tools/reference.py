@@ -275,7 +275,6 @@ def settings_page() -> str:
             section = name
             paragraphs.append(f"## {section}")
         paragraphs.append(setting_entry(key, variants))
-    paragraphs += ["## phases", block(lines_above("phases"), "yaml")]
     paragraphs += ["## profiles", texts()["profiles"].strip()]
     paragraphs.append(block(profiles_of_default(), "yaml"))
     return page("Settings", "settings", *paragraphs)

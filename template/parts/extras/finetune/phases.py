@@ -5,6 +5,7 @@ A phase is a list of settings in `finetune.phases`. The environment and flags ta
 
 from __future__ import annotations
 
+import argparse
 import gc
 import shutil
 from collections.abc import Callable
@@ -32,15 +33,14 @@ class Phases:
         settings: Any,
         load: Callable[[list[Layer]], Settings],
         distributed: Distributed,
-        only: int | None,
+        arguments: argparse.Namespace,
     ):
-        """Raises `UserError` for settings that a phase cannot have, or if there is no phase `only`.
+        """Raises `UserError` for settings that a phase cannot have, and for flags without sense.
 
         load: returns the settings with those of other sources, which are weaker than flags.
-        only: train this phase alone (from 1).
         """
         self.distributed = distributed
-        self.only = only
+        self.only = arguments.phase  # train this phase alone (from 1)
         self.settings = []
         resolved = []
         where = settings.origins["finetune.phases"]
@@ -54,9 +54,12 @@ class Phases:
                     raise UserError(f"a phase cannot change {key}", origin, remedy)
             self.settings.append(phase)
             resolved.append({key: phase.value(key) for key in changed})
-        if only is not None and not 1 <= only <= len(self):
-            what = f"there is no phase {only}"
+        if self.only is not None and not 1 <= self.only <= len(self):
+            what = f"there is no phase {self.only}"
             raise UserError(what, "--phase", f"finetune.phases has {len(self)} phases")
+        if self.settings and arguments.minutes is not None:
+            what = "each phase has its own number of steps"
+            raise UserError(what, "--minutes", "remove it")
         self.whole = settings.replaced({"finetune.phases": resolved}, where)
 
     def __len__(self) -> int:

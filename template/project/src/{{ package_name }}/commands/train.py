@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
         phases = None
         for module in discover("hooks", "Phases"):  # the extra `finetune`
             load_phase = partial(load, resumed / CONFIG if resumed else None)
-            phases = module.Phases(settings, load_phase, distributed, arguments.phase)
+            phases = module.Phases(settings, load_phase, distributed, arguments)
         return train(arguments, settings, resumed, distributed, phases or None)
     finally:
         gc.enable()
@@ -113,7 +113,7 @@ def train(
 
         first = phases.settings[0] if phases else settings
         distributed.on_all_ranks(lambda: open_store(first), main_first=True)
-        if arguments.minutes is not None and phases is None:
+        if arguments.minutes is not None:
             settings = within(arguments.minutes, settings, distributed)
     folder = resumed or distributed.begin(lambda: new_run(arguments.name))
 
@@ -125,10 +125,9 @@ def train(
         distributed.on_all_ranks(hold)
         changed = changes(folder, settings) if resumed else []
         train_one = partial(train_run, distributed, arguments.max_steps or 0, changed)
-        if phases:
-            session = phases.train(folder, changed, train_one)
-        else:
-            session = train_one(folder, settings)
+        session = (
+            phases.train(folder, changed, train_one) if phases else train_one(folder, settings)
+        )
 
     if distributed.is_main:
         print_end(session, folder)

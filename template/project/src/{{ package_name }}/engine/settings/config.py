@@ -17,8 +17,6 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.fields import FieldInfo
 
-from ..errors import UserError
-
 Conflicts = Iterator[tuple[str, list[str], str]]
 """Settings that conflict with each other: what is wrong, their keys, and the remedy."""
 
