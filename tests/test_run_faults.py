@@ -26,11 +26,10 @@ SMALL = (
 )
 
 
-def with_hook(folder: Path, source: str, **answers: Any) -> Path:
+def with_hook(folder: Path, source: str, extras: Any = (), **answers: Any) -> Path:
     """A tabular project with one hook of its own."""
-    project = shutil.copytree(
-        render(workload="tabular", extras=["finetune"], **answers), folder / "project"
-    )
+    rendered = render(workload="tabular", extras=["finetune", *extras], **answers)
+    project = shutil.copytree(rendered, folder / "project")
     (project / "src/my_training/hooks/own.py").write_text(source)
     return project
 

@@ -124,10 +124,8 @@ def train(
     with ExitStack() as holding:
         distributed.on_all_ranks(hold)
         changed = changes(folder, settings) if resumed else []
-        train_one = partial(train_run, distributed, arguments.max_steps or 0, changed)
-        session = (
-            phases.train(folder, changed, train_one) if phases else train_one(folder, settings)
-        )
+        train_in = partial(train_run, distributed, arguments.max_steps or 0, changed)
+        session = phases.train(folder, changed, train_in) if phases else train_in(folder, settings)
 
     if distributed.is_main:
         print_end(session, folder)
@@ -145,11 +143,7 @@ def train_run(
     """
     from ..train import train
 
-    resumed = distributed.gather_objects((folder / CONFIG).exists())[0]
-    session = make_session(folder, settings, distributed, resumed)
-    session.limit = limit
-    if resumed:
-        session.changes = changed
+    session = make_session(folder, settings, distributed, limit=limit, changes=changed)
     with session:
         run = session.start()
         gc.enable()
@@ -158,24 +152,24 @@ def train_run(
 
 
 def make_session(
-    folder: Path,
-    settings: Settings,
-    distributed: Distributed,
-    resumed: bool = False,
-    trial: bool = False,
+    folder: Path, settings: Settings, distributed: Distributed, **options: Any
 ) -> Session:
-    """Return a session that trains in a folder, on synthetic data if there are no others."""
+    """Return a session that trains in a folder, on synthetic data if there are no others.
+
+    options: further arguments of `Session`.
+    """
     from ..assemble import assemble, open_store
     from ..engine.data.store import Store
     from ..engine.run.session import Session
 
+    resumed = distributed.gather_objects((folder / CONFIG).exists())[0]
     # A resumed run whose data are gone must not continue on others.
     synthetic = not resumed or Store.may_be_synthetic(folder)
 
     def build(settings: Settings) -> Project:
         return assemble(settings, distributed, open_store(settings, synthetic))
 
-    return Session(folder, settings, build, distributed, resumed=resumed, trial=trial)
+    return Session(folder, settings, build, distributed, resumed=resumed, **options)
 
 
 def print_end(session: Session, folder: Path) -> None:
@@ -239,9 +233,8 @@ def time_steps(settings: Settings, distributed: Distributed) -> tuple[float, int
     with (
         TemporaryDirectory() as folder,
         redirect_stdout(io.StringIO()),
-        make_session(Path(folder), settings, distributed, trial=True) as session,
+        make_session(Path(folder), settings, distributed, limit=TIMED_STEPS, trial=True) as session,
     ):
-        session.limit = TIMED_STEPS
         run = session.start()
         train(run)
         if session.exit_code or run.record is None:
