@@ -291,6 +291,7 @@ class InMemory:
             batch_size=BATCH,
             batch_size_all_ranks=BATCH,
             count=STEPS * BATCH,
+            by_width=False,
             step_fraction=lambda *place: 1.0,
             describe=lambda: {"name": "order", "state": "in memory", "why": ""},
         )
@@ -348,6 +349,7 @@ class Project:
             wrapped=model,
             optimizer=optimizer,
             optimizations=[],
+            optimization_lines=list,
             loader=lambda *_, **__: InMemory(self.data),
             startup_notes=lambda *loaders: [],
             precision=self.module("engine.compute.precision").Precision("fp32", device),

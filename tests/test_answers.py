@@ -100,7 +100,7 @@ def test_synthetic_data_that_are_gone_are_made_again(begun):
     ],
 )
 def test_without_a_compiler_the_remedy_is_to_install_one(said):
-    explanations = imported(render(), "engine.run.explanations")
+    explanations = imported(render(extras=["diagnose"]), "engine.run.explanations")
     kind = type("BackendCompilerFailed", (Exception,), {"__module__": "torch._dynamo.exc"})
     line = str(explanations.explain(kind(said)))
     assert "no working C++ compiler" in line
@@ -110,7 +110,8 @@ def test_without_a_compiler_the_remedy_is_to_install_one(said):
 
 def test_a_layer_that_this_cpu_lacks_in_half_precision_has_a_remedy():
     said = "could not create a primitive descriptor for the LSTM forward propagation primitive."
-    line = str(imported(render(), "engine.run.explanations").explain(RuntimeError(said)))
+    explanations = imported(render(extras=["diagnose"]), "engine.run.explanations")
+    line = str(explanations.explain(RuntimeError(said)))
     assert line.startswith("this CPU cannot compute a layer")
     assert "training.precision: choose fp32" in line
 

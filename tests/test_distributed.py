@@ -174,7 +174,7 @@ def test_a_signal_to_one_rank_stops_all_after_the_same_step(framework, place, un
 
 
 def test_a_rank_that_dies_ends_the_other_in_one_line(place, undisturbed):
-    project = render(workload="tabular", distributed="ddp")
+    project = render(workload="tabular", distributed="ddp", extras=["diagnose"])
     folder = place("tabular")
     ranks = start_ranks(project, "train", *TABULAR, cwd=folder)
     ranks[0].wait_for_rows(10)
@@ -218,8 +218,6 @@ def test_a_loss_of_one_rank_that_is_not_finite_is_told_once(place):
 
 def no_memory_on_rank_one(rank: int) -> None:
     from my_training import assemble  # type: ignore[import-not-found]
-    from my_training.engine import errors  # type: ignore[import-not-found]
-    from my_training.engine.run import dry_run  # type: ignore[import-not-found]
 
     real = assemble.build_model
 
@@ -233,7 +231,6 @@ def no_memory_on_rank_one(rank: int) -> None:
         return model
 
     assemble.build_model = build
-    dry_run.out_of_memory = lambda *_: errors.UserError("out of GPU memory")
 
 
 def no_room_on_rank_one(rank: int) -> None:
@@ -354,7 +351,7 @@ def die_while_shards_are_written(rank: int) -> None:
 
 
 def test_a_kill_of_another_rank_while_shards_are_written_leaves_whole_checkpoints(place):
-    project = render(workload="llm", distributed="fsdp")
+    project = render(workload="llm", distributed="fsdp", extras=["diagnose"])
     folder = place("llm")
     words = ("train", *flags("llm", 2, "--evaluation.every_steps", "100"))
     kill = die_while_shards_are_written
@@ -407,8 +404,8 @@ def test_another_number_of_processes_continues_with_the_same_samples(order, plac
     project = render(workload="timeseries", distributed="ddp", extras=["lanes"])
     folder = place("timeseries")
     train_ranks(project, *flags("timeseries", 2, *given), "--max-steps", "7", cwd=folder)
-    for rank in last_state(folder)["ranks"]["ranks"]:
-        assert (rank.get("carry") is not None) == (order == "lanes")
+    for carried in last_state(folder)["hooks"]["lanes"]["ranks"]:
+        assert (carried is not None) == (order == "lanes")
     words = ("train", "--resume", "--data.batch_size", "32", "--max-steps", "15")
     assert_good([run(project, *words, cwd=folder)])
     train_ranks(project, "--resume", "--data.batch_size", "16", cwd=folder)
@@ -457,7 +454,7 @@ def test_shards_of_two_ranks_are_read_by_any_number(world, place):
 
 
 def test_adafactor_is_refused_for_shards(place):
-    project = render(workload="llm", distributed="fsdp")
+    project = render(workload="llm", distributed="fsdp", extras=["diagnose"])
     main, _ = run_ranks(project, "train", "--optimizer.name", "adafactor", cwd=place("llm"))
     one_error(main, "this optimizer cannot update sharded weights")
 

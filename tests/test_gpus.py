@@ -25,7 +25,8 @@ def capability(gpu: Any) -> tuple[int, int]:
 
 
 def resolve(name: str, gpu: Any) -> tuple[str, str]:
-    resolved: tuple[str, str] = gpus.resolve_precision(name, capability(gpu), is_amd(gpu))
+    card = gpus.Card(gpu.label, capability(gpu), hip=is_amd(gpu))
+    resolved: tuple[str, str] = gpus.resolve_precision(name, card)
     return resolved
 
 
@@ -67,15 +68,15 @@ def test_each_row_takes_or_refuses_each_precision(gpu):
 
 def test_fp8_on_a_cpu_is_refused():
     with pytest.raises(UserError, match=r"no GPU.*choose fp32"):
-        gpus.resolve_precision("fp8", None)
+        gpus.resolve_precision("fp8", gpus.Card("CPU", None))
 
 
 def test_amd_numbers_are_not_read_as_nvidia_ones():
     # (9, 0) on ROCm is anything from MI50 to MI250, and 11.x has no fp8: NVIDIA's have it.
     assert gpus.features((9, 0), hip=True) == {"fp16"}
     assert gpus.features((11, 0), hip=True) == {"fp16", "bf16"}
-    assert gpus.resolve_precision("auto", (9, 4), hip=True)[0] == "bf16"
-    assert gpus.resolve_precision("tf32", (9, 5), hip=True)[0] == "fp32"  # MI350 has none
+    assert gpus.resolve_precision("auto", gpus.Card("MI300X", (9, 4), hip=True))[0] == "bf16"
+    assert gpus.resolve_precision("tf32", gpus.Card("MI350", (9, 5), hip=True))[0] == "fp32"
 
 
 @pytest.mark.parametrize(

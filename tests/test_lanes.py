@@ -79,8 +79,8 @@ def test_a_run_continues_with_the_carried_state(framework, tmp_path):
     parts = tmp_path / "parts"
     check_run(project, *WORDS, "--training.max_steps", "20", cwd=whole)
     check_run(project, *WORDS, "--training.max_steps", "20", "--max-steps", "7", cwd=parts)
-    (rank,) = last_state(parts)["ranks"]["ranks"]
-    assert rank["carry"] is not None
+    (carried,) = last_state(parts)["hooks"]["lanes"]["ranks"]
+    assert carried is not None
     for until in ("11", "20"):
         check_run(project, "train", "--resume", "--max-steps", until, cwd=parts)
     assert losses(parts) == losses(whole)

@@ -14,8 +14,8 @@ ENDLESS = ("--training.epochs", "100000", "--monitor.every_steps", "1", "--name"
 
 
 def start(folder: Path, *words: str, path: str = "") -> subprocess.Popen[str]:
-    """`python -m my_training WORDS` of the smallest project, in a process of its own."""
-    source = render(workload="tabular") / "src"
+    """`python -m my_training WORDS` of a small project, in a process of its own."""
+    source = render(workload="tabular", extras=["diagnose"]) / "src"
     environment = {**os.environ, "PYTHONPATH": f"{path}:{source}", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "my_training", *words]
     (folder / "config.yaml").touch()

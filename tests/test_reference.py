@@ -185,4 +185,5 @@ def test_a_checkpoint_has_the_keys_of_the_reference(trained):
     workload, cwd = trained
     state = torch.load(last_checkpoint(cwd), weights_only=True)
     assert state.keys() == names_of("checkpoint", "state", workload)
-    assert state["must_match"].keys() == names_of("checkpoint", "must_match", workload)
+    condition = "order `lanes` or `bucket`" if workload == "seq2seq" else ""
+    assert state["must_match"].keys() == names_of("checkpoint", "must_match", workload, condition)

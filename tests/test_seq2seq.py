@@ -295,8 +295,8 @@ def test_layers_compile_whole_and_for_any_lengths(monkeypatch):
     monkeypatch.setattr(torch.nn.Module, "compile", compiled)
     blocks = models[0].blocks()
     enabled = settings("--compile.enabled", "true")
-    done, _ = module("engine.compute.optimization").compile_blocks(blocks, enabled, None)
-    assert done.startswith("2 blocks, mode default, ")
+    row = module("engine.compute.optimization").compile_blocks(blocks, enabled, None)
+    assert row[2].startswith("2 blocks, mode default")
     for seed, sizes in enumerate([(4, 24, 16), (4, 32, 24), (9, 8, 8)]):
         batch = random_batch(*sizes, seed=seed)
         results = []
@@ -425,7 +425,8 @@ def test_each_metric_has_its_own_denominator(prepared):
             for rank in range(world):
                 ranks = (rank, world)
                 loader = SEQ2SEQ.loader(store(prepared), "test", *SMALL, *flags, ranks=ranks)
-                metrics = evaluate(model, loader, precision, both)
+                parts = {"wrapped": model, "precision": precision, "distributed": both}
+                metrics = evaluate(SimpleNamespace(**parts), loader)
             assert metrics == pytest.approx(expected, rel=1e-5), flags
 
 

@@ -293,13 +293,3 @@ def test_bad_windows_are_one_line_with_the_remedy(name, tmp_path):
             file[name] = rows
     words = ("prepare", "--input", "windows.h5", *flags.split())
     one_error(WINDOWS.run(*words, cwd=tmp_path), says)
-
-
-# ---- flags that contradict each other ------------------------------------------------------------
-
-
-@pytest.mark.parametrize("workload", ["timeseries", "windows", "tabular", "graph", "seq2seq"])
-def test_a_split_and_new_data_are_not_predicted_together(workload, tmp_path):
-    words = ("predict", "--split", "validation", "--input", written(tmp_path, "a\n1\n"))
-    result = Workload(workload).run(*words, cwd=tmp_path)
-    one_error(result, "new data belong to no split: --split validation: remove it")

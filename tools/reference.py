@@ -611,8 +611,9 @@ CARD = ("answer", "name", "GB", "capability", "`auto`", "PyTorch", "wheel")
 
 def card_row(key: str, gpu: Mapping[str, Any]) -> Row:
     major, minor = map(int, gpu["sm"].split("."))
-    is_amd = "rocm" in gpu["wheel"]
-    automatic, _ = module("engine.compute.gpus").resolve_precision("auto", (major, minor), is_amd)
+    gpus_module = module("engine.compute.gpus")
+    card = gpus_module.Card(gpu["label"], (major, minor), hip="rocm" in gpu["wheel"])
+    automatic, _ = gpus_module.resolve_precision("auto", card)
     limits = (gpu["memory_gb"], gpu["sm"], automatic, code(gpu["torch"]), code(gpu["wheel"]))
     return (code(key), gpu["label"], *limits)
 

@@ -1,6 +1,7 @@
 """A full pass: sums in float64 over present samples, each metric by its own denominator; no trace
 is left."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -52,10 +53,12 @@ class Squares(nn.Module):
 
 
 def evaluate(model: nn.Module, loader: Any, distributed: Any = None, **more: Any) -> Any:
-    precision = engine("compute.precision").Precision("fp32", CPU)
-    return engine("run.evaluation").evaluate(
-        model, loader, precision, distributed or OneOf(), **more
+    project = SimpleNamespace(
+        wrapped=model,
+        precision=engine("compute.precision").Precision("fp32", CPU),
+        distributed=distributed or OneOf(),
     )
+    return engine("run.evaluation").evaluate(project, loader, **more)
 
 
 def numbered(values: np.ndarray, batch: int) -> list[dict[str, Tensor]]:

@@ -6,42 +6,50 @@ from typing import Any
 import pytest
 import torch
 from fakes import OneOf, engine
+from importing import imported
+from rendering import render
 
 SLOTS = 8
 
 
-def ranks_of(world: int, rank: int, batch: int, kind: str = "lanes") -> Any:
-    """The part of a checkpoint of process `rank`, with a batch of `batch` samples."""
-    module = engine("run.progress")
-    by_width = kind in ("lanes", "bucket")
-    sizes = {"rank": rank, "batch_size": batch, "batch_size_all_ranks": batch * world}
-    order = SimpleNamespace(kind=kind, by_width=by_width, **sizes)
-    recurrent = engine("run.recurrent", extras=["lanes"]).RecurrentState(stride=1)
-    progress = module.Progress(step=6)
+def ranks_of(world: int, rank: int) -> Any:
+    """The part of a checkpoint of process `rank`."""
     group = OneOf(world, rank)
     meter = engine("log.meter").Meter(group, skips=False)
-    return module.RankStates(group, progress, meter, recurrent, order, steps_per_epoch=9)
+    return engine("run.progress").RankStates(group, meter)
 
 
 def saved(world: int) -> dict[str, Any]:
-    """By `world` processes; a lane's state is its number."""
+    """By `world` processes."""
     random = engine("run.progress").random_state()
-    lanes = torch.arange(SLOTS).chunk(world)
-    carries = [{"layers": [(lane.clone(), lane[:, None] * 10)]} for lane in lanes]
     ranks = []
-    for number, carry in enumerate(carries):
+    for number in range(world):
         meter = {"values": {"loss": [[float(number), 1.0]]}, "norms": [1.0]}
-        ranks.append({"random": random, "meter": meter, "carry": carry})
-    return {"ranks": ranks, "batch_size_all_ranks": SLOTS}
+        ranks.append({"random": random, "meter": meter})
+    return {"ranks": ranks}
 
 
 @pytest.mark.parametrize("before", [1, 2])
 @pytest.mark.parametrize("world", [1, 2, 4])
 def test_carried_states_find_their_lanes(before, world):
+    """A lane's state is its number."""
+    project = render(extras=["lanes"])
+    carried = []
+    for lanes in torch.arange(SLOTS).chunk(before):
+        carried.append({"layers": [(lanes.clone(), lanes[:, None] * 10)]})
     for rank, lanes in enumerate(torch.arange(SLOTS).chunk(world)):
-        ranks = ranks_of(world, rank, SLOTS // world)
-        ranks.load_state_dict(saved(before))
-        ((first, second),) = ranks.recurrent.state_dict()["layers"]
+        hook = imported(project, "hooks.lanes").Hook()
+        recurrent = engine("run.recurrent", extras=["lanes"]).RecurrentState(stride=1)
+        hook.before_first_batch(
+            SimpleNamespace(
+                project=SimpleNamespace(
+                    model=SimpleNamespace(recurrent=recurrent), device=torch.device("cpu")
+                ),
+                loader=SimpleNamespace(order=SimpleNamespace(rank=rank, batch_size=SLOTS // world)),
+            )
+        )
+        hook.load_state_dict({"ranks": carried})
+        ((first, second),) = recurrent.state_dict()["layers"]
         assert first.tolist() == lanes.tolist()
         assert second.tolist() == (lanes[:, None] * 10).tolist()
 
@@ -51,18 +59,9 @@ def test_carried_states_find_their_lanes(before, world):
 def test_metrics_that_were_not_read_yet_are_in_the_next_record_once(before, world):
     kept = []
     for rank in range(world):
-        ranks = ranks_of(world, rank, SLOTS // world)
+        ranks = ranks_of(world, rank)
         ranks.load_state_dict(saved(before))
         state = ranks.meter.state_dict()
         kept += state["values"].get("loss", [])
         assert state["norms"] in ([1.0], [])
     assert kept == [[float(number), 1.0] for number in range(before)]
-
-
-@pytest.mark.parametrize("kind", ["lanes", "bucket"])
-def test_orders_that_depend_on_the_width_keep_it_inside_an_epoch(kind):
-    ranks = ranks_of(2, 1, 2, kind)
-    with pytest.raises(engine("errors").UserError, match=rf"order {kind}, .* 8 samples"):
-        ranks.load_state_dict(saved(2))
-    ranks.progress.step = 18
-    ranks.load_state_dict(saved(2))

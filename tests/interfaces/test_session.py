@@ -218,13 +218,13 @@ def test_peak_memory_is_that_of_the_epoch(monkeypatch):
     """It is reset at the first batch of each epoch, after the loader has read the peak."""
     seen: list[str] = []
 
-    def epoch(number, first):
-        seen.append("loader")
-        yield from "abc"
+    def batches():
+        while True:
+            seen.append("loader")
+            yield from "abc"
 
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: seen.append("reset"))
-    run = MagicMock(batches=None, accumulation=2)
-    run.loader.epoch = epoch
+    run = MagicMock(batches=batches())
     run.meter.next_batch = next
     run.project.device = SimpleNamespace(type="cuda")
     for run.batches_of.return_value in [(0, 0, 2), (0, 2, 3), (1, 0, 2), (1, 2, 3)]:

@@ -12,7 +12,6 @@ import io
 import os
 import re
 from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,17 +29,15 @@ State = dict[str, Any]
 """What a checkpoint stores: format, step, must_match and each part of the run by its name."""
 
 FORMAT = 5
-# The settings that decide what a resumed run must not change.
-DECIDED_BY = {
-    "data": "data.path",
-    "samples a step": "data.batch_size × training.gradient_accumulation_steps × processes",
-    "schedule": "schedule.name, training.max_steps or training.epochs",
-}
 SHOWN = 150  # characters of an error that names weights
 
 
 class NotWritten(UserError):
     """A checkpoint could not be written. Earlier checkpoints are untouched."""
+
+
+class NoCheckpoint(UserError):
+    """The run has saved none yet."""
 
 
 class Checkpoint:
@@ -79,8 +76,7 @@ class Checkpoint:
         nothing half-written.
         """
         state: State = {"format": FORMAT, "step": step, "must_match": self.must_match}
-        for name, part in self.parts.items():
-            state[name] = part.state_dict()
+        state |= {name: part.state_dict() for name, part in self.parts.items()}
         start = step_name(step) + ("-best" if is_best else "")
         self.distributed.on_all_ranks(lambda: self._write(state, start))
 
@@ -128,67 +124,59 @@ class Checkpoint:
         the process that has locked the run may call this. Raises `UserError` if one of `must_match`
         differs, or if all checkpoints are damaged.
         """
-        saved = self.find("last", to_resume=True)
-        if not saved:
+        try:
+            saved = self.find("last")
+        except NoCheckpoint:
             return False
         for name, value in self.must_match.items():
             saved_value = saved["must_match"].get(name)
             if saved_value != value:
                 what = f"{name} was {saved_value} in the checkpoint and is {value} now"
-                remedy = f"change it back ({DECIDED_BY.get(name, name)}), or start a new run"
+                remedy = "restore the settings of the run, or start a new one"
                 raise UserError(what, str(saved["path"]), remedy)
+        if self.distributed.is_main:
+            for path in self.candidates("last"):
+                if path.name > saved["path"].name:
+                    path.rename(path.with_suffix(".damaged"))
         self.restore(saved, self.parts)
         return True
 
-    def find(self, which: str, to_resume: bool = False) -> State:
+    def find(self, which: str) -> State:
         """Return the `last` intact checkpoint, the `best` one or the one of that name.
 
         The newest one is used if no best one is intact. Its tensors are in the file until they are
-        copied; `path` is where it is. Rank 0 compares hashes for all ranks. to_resume: rename
-        damaged ones, and return nothing if there is none. Raises `UserError` otherwise.
+        copied; `path` is where it is. Rank 0 compares hashes for all ranks. Raises `UserError` if
+        there is none.
         """
         found = self.distributed.on_all_ranks(lambda: self._find_on_main(which))
-        path, damaged = self.distributed.gather_objects(found[1:])[0]
-        for skipped in damaged:
-            note(f"skipped a damaged checkpoint: {skipped.name}")
-        if path is None and damaged:
-            names = ", ".join(skipped.name for skipped in damaged)
-            raise UserError("no valid checkpoint", names, f"restore one into {self.folder}")
-        if path is None and not to_resume:
-            remedy = "continue it with `train --resume`, or name another run"
-            raise UserError("the run has no checkpoint yet", str(self.folder.parent), remedy)
-        if path is None:
-            return {}
-        if to_resume and self.distributed.is_main:
-            for skipped in damaged:
-                with suppress(OSError):
-                    skipped.rename(skipped.with_suffix(".damaged"))
-        state = found[0] or self.read(path)
-        return {**state, "path": path}
+        path: Any = self.distributed.gather_objects(found.get("path"))[0]
+        return found or {**self.read(path), "path": path}
 
-    def _find_on_main(self, which: str) -> tuple[State, Path | None, list[Path]]:
-        """Return a state, where it is, and what was skipped; on other ranks nothing."""
-        damaged: list[Path] = []
-        while self.distributed.is_main:
-            paths = [path for path in self.candidates(which) if path not in damaged]
-            if not paths:
-                break
-            path = paths[0]
+    def _find_on_main(self, which: str) -> State:
+        """Return the checkpoint on rank 0, and nothing on other ranks."""
+        if not self.distributed.is_main:
+            return {}
+        damaged = []
+        for path in self.candidates(which):
             try:
                 if self.is_intact(path):
-                    return self.read(path), path, damaged
-                damaged.append(path)
+                    return {**self.read(path), "path": path}
             except FileNotFoundError:
-                pass  # a training that runs has removed it, after it saved a newer one
-            except OSError:
-                damaged.append(path)
-        return {}, None, damaged
+                # A training that runs has removed it, after it saved a newer one.
+                return self._find_on_main(which)
+            damaged.append(path.name)
+            note(f"skipped a damaged checkpoint: {path.name}")
+        if damaged:
+            remedy = f"restore one into {self.folder}"
+            raise UserError("no valid checkpoint", ", ".join(damaged), remedy)
+        remedy = "continue it with `train --resume`, or name another run"
+        raise NoCheckpoint("the run has no checkpoint yet", str(self.folder.parent), remedy)
 
     def candidates(self, which: str) -> list[Path]:
         """Return checkpoints, intact or not, in the order in which they are tried."""
         paths = []
         for path in sorted(self.folder.glob("step-*"), reverse=True):
-            if self.NAME.fullmatch(path.name) and path.exists():
+            if self.NAME.fullmatch(path.name):
                 paths.append(path)
             elif path.is_dir() and not path.suffix:
                 what = "the checkpoint is a folder"
@@ -218,21 +206,19 @@ class Checkpoint:
         path.unlink(missing_ok=True)
 
     def restore(self, saved: State, names: Iterable[str]) -> None:
-        """Restore these parts in their order, and the model last."""
-        others = [name for name in names if name != "model"]
-        state = self.complete({name: saved[name] for name in (*others, "model")}, saved["path"])
-        for name in others:
-            # What a part keeps must not point into a file that is deleted later.
-            self.parts[name].load_state_dict(tree_map_only(Tensor, copied, state[name]))
+        """Restore these parts, in their order."""
+        state = self.complete({name: saved[name] for name in names}, saved["path"])
         try:
-            self.parts["model"].load_state_dict(state["model"])
+            for name, values in state.items():
+                # What a part keeps must not point into a file that is deleted later.
+                if name != "model":
+                    values = tree_map_only(Tensor, copied, values)
+                self.parts[name].load_state_dict(values)
         except RuntimeError as error:
             # PyTorch prints a page of names.
-            first = str(error).partition("\n\t")[2][:SHOWN].partition("\n")[0]
-            what = f"the checkpoint does not fit the model ({first})"
-            remedy = (
-                "model.py or its settings changed since the run: restore them, or start a new run"
-            )
+            said = " ".join(str(error).split())
+            what = f"the checkpoint does not fit the model ({said[:SHOWN]}…)"
+            remedy = "restore model.py and its settings, or start a new run"
             raise UserError(what, str(saved["path"]), remedy) from error
 
     def complete(self, state: State, path: Path) -> State:
@@ -280,7 +266,12 @@ def write_state(state: State, path: Path) -> str:
             raise
         file.flush()
         os.fsync(file.fileno())
-        return file.hash.hexdigest()[:16]
+    # A resume could not read such a file.
+    unsafe = torch.serialization.get_unsafe_globals_in_checkpoint(path)
+    if unsafe:
+        what = f"a state holds a {unsafe[0]}"
+        raise UserError(what, "hooks/", "keep only plain values and tensors in it")
+    return file.hash.hexdigest()[:16]
 
 
 def short_hash(path: Path) -> str:

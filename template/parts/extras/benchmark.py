@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
 
-from ..engine.compute.gpus import Card, chosen_precision, features
+from ..engine.compute.gpus import Card, features, resolve_precision
 from ..engine.errors import UserError
 from ..measure.measurements import Measurements, Plan, environment
 from ..measure.trials import LOADER, Overrides, Trials, card_here
@@ -153,7 +153,9 @@ class Switches:
         self.card = card
         self.known: list[Switch] = []
         self.no_gpu = "" if card.capability else "there is no GPU"
-        self.precision, _ = chosen_precision(settings, card)
+        all_settings: Any = settings
+        emulate = getattr(all_settings.training, "fp8_emulation", False)
+        self.precision, _ = resolve_precision(settings.training.precision, card, emulate)
         self.compiled, _ = compiles(settings, card.capability)
         # The values that `auto` resolves to here.
         self.resolved: Overrides = {

@@ -20,7 +20,7 @@ from ..engine.compute.distributed import Distributed
 from ..engine.errors import UserError
 from ..engine.interfaces import Batch, Rows
 from ..engine.run.checkpoint import Checkpoint
-from ..engine.run.dry_run import FORWARD, check_output, kind
+from ..engine.run.dry_run import FORWARD, check_output
 from ..engine.run.progress import seed_everything
 from .bench import (
     BETWEEN,
@@ -71,6 +71,13 @@ def check_shapes(bench: Bench) -> str:
 def check_batch(batch: Batch) -> None:
     """Raise `UserError` if a tensor's first axis is not the samples."""
     check_first_axis(batch, len(batch["present"]), "dataset.py, Samples.batch")
+
+
+def kind(value: object) -> str:
+    """Describe a value in an error: `(8, 6) float32`, or its type."""
+    if isinstance(value, Tensor):
+        return f"{tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}"
+    return type(value).__name__
 
 
 def check_first_axis(values: Batch, count: int, where: str) -> None:

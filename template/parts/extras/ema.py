@@ -55,7 +55,7 @@ class Hook:
 
     def start(self, run: Run) -> None:
         """Begin with the restored averages, or with the current weights."""
-        from ..engine.compute.shards import fill
+        from ..engine.compute.filling import fill
 
         model = run.project.model
         settings: Any = run.project.settings
@@ -94,10 +94,7 @@ class Hook:
         project = run.project
         self._exchange(project.model)
         try:
-            metrics = evaluate(
-                project.wrapped, run.validation, project.precision, project.distributed, run.agree
-            )
-            self.metrics = metrics or {}
+            self.metrics = evaluate(project, run.validation, run.agree) or {}
         finally:
             self._exchange(project.model)
         yield
@@ -130,7 +127,7 @@ def use(model: nn.Module, states: dict[str, Any]) -> None:
         what = "the checkpoint has no averaged weights"
         remedy = "use --weights trained, or continue training with the extra ema"
         raise UserError(what, f"--weights {WEIGHTS}", remedy)
-    from ..engine.compute.shards import fill
+    from ..engine.compute.filling import fill
 
     for name, parameter in model.named_parameters():
         fill(parameter, states["ema"]["averages"][name])

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from ..engine.compute.gpu_table import Gpu, table
-from ..engine.compute.gpus import resolve_precision
+from ..engine.compute.gpus import Card, resolve_precision
 from ..engine.errors import UserError
 from .costs import HALF, Costs, Device, Recorder, card
 
@@ -133,9 +133,10 @@ def times(
 def resolve(precision: str, gpu: Gpu | None) -> str:
     """Return the precision that training would use on a card."""
     if gpu is None:
-        return resolve_precision(precision, None)[0]
+        return resolve_precision(precision, Card("CPU", None))[0]
     major, minor = map(int, gpu.sm.split("."))
-    return resolve_precision(precision, (major, minor), gpu.wheel.startswith("rocm"))[0]
+    card = Card(gpu.label, (major, minor), hip=gpu.wheel.startswith("rocm"))
+    return resolve_precision(precision, card)[0]
 
 
 def rank(row: dict[str, Any]) -> tuple:

@@ -6,6 +6,7 @@ import argparse
 import logging
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -155,8 +156,8 @@ def write_int8(
     from ..engine.run.evaluation import evaluate
 
     def measure() -> dict[str, float]:
-        model.to(project.device)
-        return evaluate(model, loader, project.precision, project.distributed) or {}
+        exported = replace(project, wrapped=model.to(project.device))
+        return evaluate(exported, loader) or {}
 
     before = measure()
     on_device = {name: value.to(project.device) for name, value in batch.items()}

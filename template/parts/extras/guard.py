@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..engine.data.store import Store
 from ..engine.errors import UserError
@@ -25,7 +25,7 @@ VERIFY_DAYS = 30  # after so many days, a file is compared with its checksum aga
 
 
 class Hook:
-    """Reads in a thread; the loop only checks a flag between two steps."""
+    """Reads in a thread; the loop only checks a flag at each record."""
 
     trials = False
 
@@ -50,10 +50,13 @@ class Hook:
             what = f"the disk cannot read ({error.strerror})"
             self._error = UserError(what, str(error.filename or store.folder), "check it")
 
-    def after_step(self, run: Run) -> None:
-        """End the run if a file is damaged."""
+    def before_record(self, run: Run, record: dict[str, Any]) -> None:
+        """End the run on all ranks if a file is damaged."""
+        run.project.distributed.on_all_ranks(self._check)
+
+    def _check(self) -> None:
         if self._error is not None:
-            run.fail(self._error)
+            raise self._error
 
 
 def compare_files(store: Store) -> None:

@@ -18,7 +18,7 @@ from ..engine.compute.optimization import compiles
 from ..engine.data.rows import count_bytes
 from ..engine.errors import UserError
 from ..engine.interfaces import Batch
-from ..engine.run.dry_run import reserve_averages, without_trace
+from ..engine.run.dry_run import without_trace
 from .host_memory import free_host_memory
 
 if TYPE_CHECKING:
@@ -67,6 +67,15 @@ def check_forward(project: Project, loader: Any) -> None:
         kept_by_four = kept_bytes(project, batch, 4)
     sample_bytes = row_bytes(project, loader) + max(kept_by_four - kept_by_two, 0) // 2
     _check(project.settings, loader.order, fixed, sample_bytes, CPU)
+
+
+def reserve_averages(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """Reserve as much memory as the optimizer's averages will take in the first step."""
+    reserved: list[Tensor] = []
+    for group in optimizer.param_groups:
+        count = 2 * ("betas" in group) + ("momentum" in group)  # AdamW has two, Muon has one
+        reserved += [torch.empty_like(parameter) for parameter in group["params"] * count]
+    return reserved
 
 
 def kept_bytes(project: Project, batch: Batch, count: int) -> int:

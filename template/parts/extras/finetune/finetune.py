@@ -15,6 +15,7 @@ from ..engine.settings.config import Names, Section, Tree
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from ..engine.compute.optimization import Row
     from ..engine.run.project import Project
     from ..engine.run.run import Run
 
@@ -55,8 +56,8 @@ class Hook:
             run.notes.append(load_initial(run.project, settings.finetune.init_from))
 
 
-def freeze(model: nn.Module, patterns: Sequence[str]) -> tuple[str, str]:
-    """Freeze the weights whose names match a pattern; return how many and why, for `describe`.
+def freeze(model: nn.Module, patterns: Sequence[str]) -> Row:
+    """Freeze the weights whose names match a pattern; return how many, for `describe`.
 
     Call it before the model is wrapped and the optimizer is made: both then ignore these weights,
     and there is no update and no weight decay. Raises `UserError` if a pattern matches no name, or
@@ -76,7 +77,8 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> tuple[str, str]:
     frozen = sum(weight.numel() for weight in model.parameters() if not weight.requires_grad)
     if frozen == total:
         raise UserError("every weight is frozen", "finetune.freeze", "leave some of them to train")
-    return f"{frozen / total:.1%}", f"{frozen:,} of {total:,} weights"
+    why = f"{frozen:,} of {total:,} weights"
+    return "frozen weights", "finetune.freeze", f"{frozen / total:.1%}", why
 
 
 def load_initial(project: Project, place: str) -> str:
@@ -87,7 +89,7 @@ def load_initial(project: Project, place: str) -> str:
     """
     from torch import nn
 
-    from ..engine.compute.shards import fill
+    from ..engine.compute.filling import fill
 
     path, tensors = read_weights(place, project)
     target = _floats(project.model.state_dict(keep_vars=True))

@@ -1,6 +1,7 @@
-"""The order `lanes`: its settings, and what it needs: an order of samples and a model.
+"""The order `lanes`: its settings, and what it needs: an order of samples, a model and its state.
 
-`dataset.py` and `model.py` discover the two functions. Nothing here imports torch at its start.
+`dataset.py` and `model.py` discover the two functions. The hook stores in checkpoints what the
+model carries from batch to batch. Nothing here imports torch at its start.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from ..engine.settings.config import Natural
 
 if TYPE_CHECKING:
     from ..engine.data.order import Order
+    from ..engine.run.run import Run
     from ..lanes import LaneForecaster
     from ..model import Forecaster
 
@@ -47,3 +49,24 @@ def build_model(settings: Any, facts: dict[str, Any]) -> Forecaster | LaneForeca
 
     forecaster = LaneForecaster if settings.data.order == "lanes" else Forecaster
     return forecaster(settings, facts)
+
+
+class Hook:
+    """The carried state of every rank, as a part of checkpoints.
+
+    Another number of processes can resume a run if a batch over all of them keeps its size.
+    """
+
+    def before_first_batch(self, run: Run) -> None:
+        self.run = run
+        self.recurrent = getattr(run.project.model, "recurrent", None)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Gather the states of all ranks; call it on every rank."""
+        carried = self.recurrent.state_dict() if self.recurrent else None
+        return {"ranks": self.run.project.distributed.gather_objects(carried)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if self.recurrent:
+            device = self.run.project.device
+            self.recurrent.load_state_dict(state["ranks"], self.run.loader.order, device)

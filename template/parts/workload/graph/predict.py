@@ -16,7 +16,6 @@ from ..prepare.splits import add_input
 from ..prepare.stocks import long_enough, read_stocks
 from ..trained import (
     add_flags,
-    choose_split,
     collected,
     open_run,
     output_path,
@@ -41,7 +40,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     """Write `prediction` (n, P), `date` and `ticker` (n,), and `horizons` (P,)."""
     from ..engine.data.store import Store
 
-    split = choose_split(arguments, bool(arguments.input))
+    split = "input" if arguments.input else arguments.split
     folder = find_run(arguments.run)
     output = output_path(arguments.output, folder / "predictions.npz", ".npz", ".csv")
     settings = load(folder / "config.resolved.yaml")

@@ -14,7 +14,7 @@ from ..engine.errors import UserError
 from ..engine.runs import find_run, typed_path
 from ..prepare.pairs import is_header
 from ..texts import check_text, has_rows, lines, rows
-from ..trained import add_flags, choose_split, open_run, output_path, write_output
+from ..trained import add_flags, open_run, output_path, write_output
 
 if TYPE_CHECKING:
     from ..engine.data.loader import Loader
@@ -67,7 +67,6 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     """
     from ..engine.data.store import Store
 
-    split = choose_split(arguments, bool(arguments.input) or arguments.text is not None)
     folder = find_run(arguments.run)
     output = output_path(arguments.output, folder / "predictions.tsv", ".tsv", ".jsonl")
     if arguments.beams < 1 or arguments.max_tokens < 0:
@@ -81,7 +80,8 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
         if sources:
             new_sources([text for text in sources if text.strip()], project.store, Path(temporary))
             project = replace(project, store=Store.open(Path(temporary)))
-        rows = predict(project, project.loader(split), arguments)
+        loader = project.loader("input" if sources else arguments.split)
+        rows = predict(project, loader, arguments)
     if sources:
         predicted = iter(rows)
         rows = []
@@ -183,13 +183,12 @@ def predict(project: Any, loader: Loader, arguments: argparse.Namespace) -> list
         return {"prediction": project.model.generate(source, present, longest, arguments.beams)}
 
     rows: dict[int, dict[str, str]] = {}
-    predicted = predictions(project, loader, answer)
-    for batch, answered in tqdm(predicted, "predicting", len(loader), leave=False, disable=None):
+    names = ("index", "source", "targets")
+    pairs = predictions(project, loader, names, answer)
+    for batch, answered in tqdm(pairs, "predicting", len(loader), leave=False, disable=None):
         tensors = {"source": batch["source"], **answered, "target": batch["targets"]}
         tokens = {name: tensor.tolist() for name, tensor in tensors.items()}
         for place, number in enumerate(batch["index"].tolist()):
-            if number < 0:
-                continue
             row = {name: text_of(tokenizer, lists[place]) for name, lists in tokens.items()}
             rows[number] = row
     loader.close()

@@ -13,7 +13,7 @@ import numpy as np
 
 from .engine.data.store import Store, StoreWriter
 from .engine.interfaces import Batch, Rows, Spans
-from .engine.run.evaluation import joined, predictions, present_rows
+from .engine.run.evaluation import joined, predictions
 from .prepare.rows import Table, describe, ranks, write
 from .prepare.splits import borders
 from .settings import WORKLOAD
@@ -72,13 +72,13 @@ def scores(project: Project, loader: Any) -> dict[str, float]:
     if facts["task"] == "regression":
         return {}
     batches = []
-    for batch, predicted in predictions(project, loader):
+    for batch, predicted in predictions(project, loader, ("target",)):
         columns = {
             "target": batch["target"],
             "prediction": predicted["prediction"],
             "score": predicted["probability"][:, -1],
         }
-        batches.append(present_rows(columns, batch["present"]))
+        batches.append(columns)
     of_ranks = project.distributed.gather_objects(joined(batches))
     rows = {name: values.numpy() for name, values in joined(of_ranks).items()}
 

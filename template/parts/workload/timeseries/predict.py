@@ -13,7 +13,6 @@ from ..engine.runs import find_run
 from ..prepare.flags import add_new
 from ..trained import (
     add_flags,
-    choose_split,
     collected,
     open_run,
     output_path,
@@ -38,7 +37,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     from ..engine.data.store import Store
     from ..prepare.fill import new_store
 
-    split = choose_split(arguments, bool(arguments.input))
+    split = "input" if arguments.input else arguments.split
     folder = find_run(arguments.run)
     output = output_path(arguments.output, folder / "predictions.npz", ".npz")
     settings = load(folder / "config.resolved.yaml")

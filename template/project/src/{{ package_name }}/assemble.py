@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import dataset
 from .engine.compute import optimization
-from .engine.compute.gpus import chosen_precision, this_card
+from .engine.compute.gpus import resolve_precision, this_card
 from .engine.compute.precision import Precision
 from .engine.data.loader import Loader
 from .engine.data.store import MANIFEST, SYNTHETIC, Store
@@ -57,10 +57,14 @@ def assemble(settings: Settings, distributed: Distributed, store: Store) -> Proj
     seed_everything(seed)
     optimization.set_deterministic(settings.reproducibility.deterministic, training.cudnn_benchmark)
     card = this_card(device)
-    name, why = chosen_precision(settings, card)
+    # A setting of projects with fp8.
+    emulate = getattr(training, "fp8_emulation", False)
+    name, why = resolve_precision(training.precision, card, emulate)
     precision = Precision(name, device)
-    # By optimization: its state and the reason.
-    decided = {"precision": (name, why), "fused optimizer": is_fused(settings)}
+    decided: list[optimization.Row] = [
+        ("precision", "training.precision", name, why),
+        ("fused optimizer", "optimizer.fused", *is_fused(settings)),
+    ]
 
     all_settings: Any = settings  # with the sections of the workload
     workload: Any = dataset  # some functions may be absent
@@ -69,14 +73,14 @@ def assemble(settings: Settings, distributed: Distributed, store: Store) -> Proj
     model = model.to(device)
     for module in discover("engine.compute", "convert"):  # 2
         if name == "fp8":
-            num_layers = module.convert(model, all_settings.training.fp8_emulation)
-            decided["fp8"] = f"{num_layers} layers", module.WHEN
+            num_layers = module.convert(model, emulate)
+            decided.append(("fp8", "training.precision", f"{num_layers} layers", module.WHEN))
     for module in discover("hooks", "freeze"):  # 3
         if all_settings.finetune.freeze:
-            decided["frozen weights"] = module.freeze(model, all_settings.finetune.freeze)
+            decided.append(module.freeze(model, all_settings.finetune.freeze))
     if training.gradient_checkpointing:  # 4
         optimization.checkpoint_blocks(model.blocks())
-    decided["compile"] = optimization.compile_blocks(model.blocks(), settings, card.capability)  # 5
+    decided.append(optimization.compile_blocks(model.blocks(), settings, card.capability))  # 5
     wrapped = distributed.wrap(model, precision.dtype)  # 6
 
     # Every rank has the same weights, but its own dropout.

@@ -36,24 +36,10 @@ def add_flags(parser: argparse.ArgumentParser, split: bool = True, output: str =
     add("--weights", default="trained", metavar="NAME", help=which)
     if split:
         splits = ["train", "validation", "test"]
-        add("--split", choices=splits, help="which split to use (default: test)")
+        which = "which split to use (default: %(default)s)"
+        add("--split", choices=splits, default="test", help=which)
     if output:
         add("--output", type=typed_path, metavar="FILE", help=f"file to write, {output}")
-
-
-def choose_split(arguments: argparse.Namespace, has_new_data: bool) -> str:
-    """Return the split to predict, `input` for new data. `UserError` if both are given."""
-    if arguments.split and has_new_data:
-        what = "new data belong to no split"
-        raise UserError(what, f"--split {arguments.split}", "remove it, or the new data")
-    if has_new_data:
-        return "input"
-    return arguments.split or "test"
-
-
-def averages() -> dict[str, Any]:
-    """Return the hooks that keep weights of their own, by the name to give to `--weights`."""
-    return {hook.WEIGHTS: hook for hook in discover("hooks", "WEIGHTS")}
 
 
 # --- the run
@@ -87,7 +73,7 @@ def open_run(
 
     project = assemble(settings, distributed, store)
     checkpoint.parts = {"model": project.model}
-    load_weights(checkpoint, saved, getattr(arguments, "weights", "trained"))
+    load_weights(checkpoint, saved, arguments.weights)
     project.wrapped.eval()  # and what it wraps; `evaluate` restores the mode of the wrapper
     return project, saved["step"]
 
@@ -102,7 +88,8 @@ def load_run(run: str | Path | None = None, checkpoint: str = "best") -> Any:
 
     folder = find_run(run)
     settings = load(folder / CONFIG, resolved=True)
-    project, _ = open_run(folder, settings, argparse.Namespace(checkpoint=checkpoint))
+    arguments = argparse.Namespace(checkpoint=checkpoint, weights="trained")
+    project, _ = open_run(folder, settings, arguments)
     return project
 
 
@@ -111,7 +98,7 @@ def load_weights(checkpoint: Checkpoint, saved: State, weights: str) -> None:
     checkpoint.restore(saved, ["model"])
     if weights == "trained":
         return
-    hooks = averages()
+    hooks = {hook.WEIGHTS: hook for hook in discover("hooks", "WEIGHTS")}
     if weights not in hooks:
         remedy = f"choose one of {', '.join(['trained', *hooks])}"
         raise UserError(f"no hook has weights {weights!r}", "--weights", remedy)
@@ -127,12 +114,18 @@ def collected(project: Any, loader: Loader, *names: str) -> dict[str, np.ndarray
 
     Arrays are (N, …), in the order of the samples. The loader is closed.
     """
-    from .engine.run.evaluation import first_predictions
+    from tqdm import tqdm
 
-    known, predicted = first_predictions(project, loader, ("index", *names))
+    from .engine.run.evaluation import joined, predictions
+
+    pairs = predictions(project, loader, ("index", *names))
+    batches = []
+    for known, predicted in tqdm(pairs, "predicting", len(loader), leave=False, disable=None):
+        batches.append({**predicted, **known})
     loader.close()
-    order = known["index"].argsort(stable=True)  # lanes visit samples in another order
-    return {name: values[order].numpy() for name, values in {**predicted, **known}.items()}
+    rows = joined(batches)
+    order = rows["index"].argsort(stable=True)  # lanes visit samples in another order
+    return {name: values[order].numpy() for name, values in rows.items()}
 
 
 def output_path(output: str | None, default: Path, *endings: str) -> Path:

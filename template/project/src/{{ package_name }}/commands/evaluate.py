@@ -13,9 +13,6 @@ from ..engine.run.environment import device_line
 from ..engine.runs import find_run
 from ..trained import add_flags, open_run
 
-# The optimizations whose state is printed with the results.
-CONDITIONS = ("precision", "TF32 in matmuls", "cuDNN benchmark", "deterministic")
-
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this command."""
@@ -25,7 +22,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     """Write `evaluation.json` into the run folder and print a table."""
     folder = find_run(arguments.run)
-    split = arguments.split or "test"
+    split = arguments.split
     settings = load(folder / "config.resolved.yaml")
 
     from ..engine.log.report import aligned, side_by_side
@@ -35,7 +32,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     loader = project.loader(split)
     distributed = project.distributed
     start_time = time.perf_counter()
-    sums: Any = evaluate(project.wrapped, loader, project.precision, distributed)
+    sums: Any = evaluate(project, loader)
     seconds = time.perf_counter() - start_time
     scores = project.ask_dataset("scores", {}, project, loader)
     loader.close()
@@ -46,19 +43,14 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     store = project.store
     metrics = {**project.ask_dataset("finish", sums, sums, store, split), **scores}
     baselines = project.ask_dataset("baselines", {}, store, settings, split)
-    about = {"split": split, "step": step, "weights": arguments.weights}
-    try:
-        write_results(folder, settings, {**about, "metrics": metrics, "baselines": baselines})
-    except OSError as error:
-        print(f"note: the results are not in {folder} ({error.strerror})")
-
     count = loader.order.count
-    state = {row["name"]: row["state"] for row in project.optimizations}
-    conditions = [f"{name} {state[name]}" for name in CONDITIONS]
-    print(", ".join([device_line(project.device), *conditions]))
+    print(f"{device_line(project.device)}, precision {project.precision.name}")
     print(f"{folder}: {split} split, checkpoint of step {step}, {arguments.weights} weights")
     print(f"{count:,} samples in {seconds:.1f} s, {count / seconds:,.0f} samples/s")
     print("\n".join(aligned(*side_by_side({"model": metrics, **baselines}))))
+
+    about = {"split": split, "step": step, "weights": arguments.weights}
+    write_results(folder, settings, {**about, "metrics": metrics, "baselines": baselines})
 
 
 def write_results(folder: Path, settings: Any, results: dict[str, Any]) -> None:

@@ -137,7 +137,7 @@ class Model(Protocol):
         it which are called outside of its forward; these are sharded separately.
         """
 
-    # Optional: `recurrent`, a `RecurrentState` of the extra `lanes`, which checkpoints store.
+    # Optional: `recurrent`, a `RecurrentState`, which the extra `lanes` stores in checkpoints.
 
 
 class Hook(Protocol):

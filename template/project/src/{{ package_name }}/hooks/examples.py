@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import time
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -86,21 +87,22 @@ def predict_samples(run: Run) -> list[Batch]:
     predictions, maybe only for the first samples of a batch; otherwise the model's `predict` does.
     """
     from .. import examples
-    from ..engine.run.evaluation import first_predictions
+    from ..engine.run.evaluation import joined, predictions
 
     project = run.project
-    answer = None
+    predict = project.model.predict
     if hasattr(examples, "answer"):
-        answer = partial(examples.answer, project)
+        predict = partial(examples.answer, project)
     count = math.ceil(examples.SAMPLES / run.validation.order.batch_size)
     was_training = project.model.training
     project.model.eval()
     try:
-        samples = first_predictions(project, run.validation, num_batches=count, answer=answer)
+        pairs = list(islice(predictions(project, run.validation, predict=predict), count))
     finally:
         project.model.train(was_training)
     first = slice(examples.SAMPLES)
-    return [{name: values[first] for name, values in part.items()} for part in samples]
+    both = map(joined, zip(*pairs, strict=True))
+    return [{name: rows[first] for name, rows in part.items()} for part in both]
 
 
 def report_lines(run: Path) -> list[str]:

@@ -13,11 +13,20 @@ from ..errors import UserError
 if TYPE_CHECKING:
     import torch
 
-    from ..settings.config import Settings
-
-# First capability with tensor cores for each format: NVIDIA Volta, Ampere, Ada.
-FIRST = {"fp16": (7, 0), "bf16": (8, 0), "tf32": (8, 0), "fp8": (8, 9)}
-CDNA3 = (9, 4)  # AMD MI300X as torch on ROCm numbers it; not NVIDIA's Hopper
+# The formats that matrix units compute natively, from a capability on: NVIDIA Volta, Ampere, Ada.
+NVIDIA = {(0, 0): "", (7, 0): "fp16", (8, 0): "fp16 bf16 tf32", (8, 9): "fp16 bf16 tf32 fp8"}
+# As torch on ROCm numbers AMD's chips. TF32 is in CDNA3 (MI300X) alone. Earlier chips share one
+# number between those with fast bf16 (MI200) and without (MI50), so they count as fp16; RDNA2 has
+# no matrix units, RDNA3 no fp8.
+# https://docs.pytorch.org/docs/2.13/notes/numerical_accuracy.html
+AMD = {
+    (0, 0): "fp16",
+    (9, 4): "fp16 bf16 tf32 fp8",  # CDNA3
+    (9, 5): "fp16 bf16 fp8",
+    (10, 0): "",  # RDNA2
+    (11, 0): "fp16 bf16",  # RDNA3
+    (12, 0): "fp16 bf16 fp8",
+}
 
 Capability = tuple[int, int]
 
@@ -35,11 +44,7 @@ class Card(NamedTuple):
     def sm(self) -> str:
         if self.capability is None:
             return "none"
-        return _dotted(self.capability)
-
-
-def _dotted(capability: Capability) -> str:
-    return ".".join(map(str, capability))
+        return ".".join(map(str, self.capability))
 
 
 def this_card(device: torch.device | None = None) -> Card:
@@ -55,7 +60,7 @@ def this_card(device: torch.device | None = None) -> Card:
         (properties.major, properties.minor),
         memory_gb=properties.total_memory / 2**30,
         sm_count=properties.multi_processor_count,
-        hip=torch.version.hip is not None,
+        hip=bool(torch.version.hip),
     )
 
 
@@ -69,23 +74,11 @@ def memory_left(device: torch.device) -> float:
     return free + torch.cuda.memory_reserved(device) - torch.cuda.max_memory_allocated(device)
 
 
-def chosen_precision(settings: Settings, card: Card) -> tuple[str, str]:
-    """Return the precision of a training on a card, and why; `UserError` if it has none such."""
-    training = settings.training
-    emulate = getattr(training, "fp8_emulation", False)  # a setting of projects with fp8
-    return resolve_precision(training.precision, card.capability, card.hip, emulate)
-
-
-def resolve_precision(
-    name: str, capability: Capability | None, hip: bool = False, emulate: bool = False
-) -> tuple[str, str]:
+def resolve_precision(name: str, card: Card, emulate: bool = False) -> tuple[str, str]:
     """Return the precision to use for the setting `training.precision`, and why it is another one.
 
-    Args:
-        name: auto, fp32, tf32, fp16, bf16 or fp8.
-        capability: of the GPU; None is a CPU.
-        hip: whether torch is a ROCm build (`torch.version.hip`), which numbers AMD's chips.
-        emulate: whether fp8 may be emulated (`training.fp8_emulation`).
+    name: auto, fp32, tf32, fp16, bf16 or fp8. emulate: whether fp8 may be emulated
+    (`training.fp8_emulation`).
 
     Raises `UserError` for bf16 and fp8 on a GPU that lacks them. tf32 becomes fp32 there, since
     only the speed differs. `torch.cuda.is_bf16_supported()` does not help: it counts emulation,
@@ -94,42 +87,29 @@ def resolve_precision(
     where = "training.precision"
     if name == "fp8" and emulate:
         return name, "emulated by training.fp8_emulation, for tests: bf16 is faster"
-    if capability is None:
+    if card.capability is None:
         if name == "fp8":
             raise UserError("precision fp8: there is no GPU", where, "choose fp32, or auto")
         if name in ("auto", "tf32"):
             return "fp32", "there is no GPU"
         return name, ""
 
-    card = f"ROCm {_dotted(capability)}" if hip else f"sm {_dotted(capability)}"
-    native = features(capability, hip)
+    title = f"ROCm {card.sm}" if card.hip else f"sm {card.sm}"
+    native = features(card.capability, card.hip)
     best = next((choice for choice in ("bf16", "fp16") if choice in native), "fp32")
     if name == "auto":
-        return best, f"the fastest that {card} has"
+        return best, f"the fastest that {title} has"
     if name == "tf32" and name not in native:
-        return "fp32", f"{card} has no TF32"
+        return "fp32", f"{title} has no TF32"
     # fp16 saves memory also where it saves no time.
     if name in ("fp32", "fp16") or name in native:
         return name, ""
-    what = f"precision {name}: {card} has no {name} tensor cores"
+    what = f"precision {name}: {title} has no {name} tensor cores"
     raise UserError(what, where, f"choose {best}, or auto")
 
 
 def features(capability: Capability, hip: bool = False) -> frozenset[str]:
     """Return which of fp16, bf16, tf32 and fp8 the matrix units of a GPU compute natively."""
-    if not hip:
-        return frozenset(name for name, first in FIRST.items() if capability >= first)
-
-    # TF32 is in CDNA3 alone. Earlier chips share one number between those with fast bf16 (MI200)
-    # and without (MI50), so they count as fp16; RDNA2 (10.x) has no matrix units, RDNA3 (11.x) no
-    # fp8. https://docs.pytorch.org/docs/2.13/notes/numerical_accuracy.html
-    if capability < CDNA3:
-        return frozenset({"fp16"})
-    if capability[0] == 10:
-        return frozenset()
-    native = set(FIRST)
-    if capability != CDNA3:
-        native.remove("tf32")
-    if capability[0] == 11:
-        native.remove("fp8")
-    return frozenset(native)
+    table = AMD if hip else NVIDIA
+    first = max(first for first in table if first <= capability)
+    return frozenset(table[first].split())

@@ -80,9 +80,11 @@ def compiles(settings: Settings, capability: Capability | None) -> tuple[bool, s
     return True, "block by block"
 
 
-def compile_blocks(
-    blocks: list[Any], settings: Settings, capability: Capability | None
-) -> tuple[str, str]:
+Row = tuple[str, str, object, str]
+"""An optimization: its name, the setting that changes it, its state, and the reason."""
+
+
+def compile_blocks(blocks: list[Any], settings: Settings, capability: Capability | None) -> Row:
     """Compile blocks in place if `compiles` is true; return how many and why, for `describe`.
 
     Compiling block by block takes a fifth of the compile time of the whole model, and keeps the
@@ -101,10 +103,10 @@ def compile_blocks(
             _eager_without_gradient(block)
     if enabled and len(compilable) < len(blocks):
         why = "RNNs and modules of torch.nn are not compiled"
-    if not compilable:
-        return "off", why
-    details = f"dynamic {options.dynamic}, fullgraph {options.fullgraph}".lower()
-    return f"{len(compilable)} blocks, mode {options.mode}, {details}", why
+    state = "off"
+    if compilable:
+        state = f"{len(compilable)} blocks, mode {options.mode}"
+    return "compile", "compile.enabled", state, why
 
 
 def _can_compile(block: nn.Module) -> bool:
@@ -129,52 +131,40 @@ def _eager_without_gradient(block: Any) -> None:
 
 # --- what is on
 
-# By optimization: the setting that changes it.
-SETTING = {
-    "precision": "training.precision",
-    "fp8": "training.precision",
-    "fused optimizer": "optimizer.fused",
-    "compile": "compile.enabled",
-    "frozen weights": "finetune.freeze",
-    "TF32 in matmuls": "training.precision",
-    "cuDNN benchmark": "training.cudnn_benchmark",
-    "activation checkpointing": "training.gradient_checkpointing",
-    "accumulation": "training.gradient_accumulation_steps",
-    "pinned memory": "data.pin_memory",
-    "deterministic": "reproducibility.deterministic",
-}
-
 
 def describe(
-    settings: Settings, distributed: Distributed, decided: dict[str, tuple[str, str]]
+    settings: Settings, distributed: Distributed, decided: list[Row]
 ) -> list[dict[str, str]]:
     """List the optimizations with state and reason, for the start of a run and `env.json`.
 
-    A reason begins with the setting that changes it. decided: state and reason of those that are
-    known only after the model is built.
+    A reason begins with the setting. decided: those that are known only after the model is built.
     """
     training = settings.training
     pinned = settings.data.pin_memory and distributed.device.type == "cuda"
+    tf32 = torch.backends.cuda.matmul.allow_tf32
     matmuls = f"also in cuDNN; float32 matmul precision is {torch.get_float32_matmul_precision()}"
-    states: dict[str, tuple[object, str]] = {
-        **decided,
-        "TF32 in matmuls": (torch.backends.cuda.matmul.allow_tf32, matmuls),
-        "cuDNN benchmark": (torch.backends.cudnn.benchmark, ""),
-        "activation checkpointing": (training.gradient_checkpointing, ""),
-        "accumulation": (training.gradient_accumulation_steps, ""),
-        "pinned memory": (pinned, "with CUDA only"),
-        "deterministic": (settings.reproducibility.deterministic, ""),
-    }
+    checkpointing = training.gradient_checkpointing
+    accumulation = training.gradient_accumulation_steps
+    deterministic = settings.reproducibility.deterministic
+    rows = [
+        *decided,
+        ("TF32 in matmuls", "training.precision", tf32, matmuls),
+        ("cuDNN benchmark", "training.cudnn_benchmark", torch.backends.cudnn.benchmark, ""),
+        ("activation checkpointing", "training.gradient_checkpointing", checkpointing, ""),
+        ("accumulation", "training.gradient_accumulation_steps", accumulation, ""),
+        ("pinned memory", "data.pin_memory", pinned, "with CUDA only"),
+        ("deterministic", "reproducibility.deterministic", deterministic, ""),
+    ]
     described = []
-    for name, (state, reason) in states.items():
+    for name, setting, state, reason in rows:
         if isinstance(state, bool):
             state = "on" if state else "off"
-        value = settings.value(SETTING[name])
-        if isinstance(value, list | tuple):
-            value = ", ".join(value)
-        why = f"{SETTING[name]} {value}"
+        value = settings.value(setting)
         if isinstance(value, bool):
-            why = why.lower()
+            value = str(value).lower()
+        elif isinstance(value, tuple):
+            value = ", ".join(value)
+        why = f"{setting} {value}"
         if reason:
             why += f": {reason}"
         described.append({"name": name, "state": str(state), "why": why})

@@ -62,7 +62,7 @@ class Precision:
         return self.scaler.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if self.scaler.is_enabled() and state:
+        if state:  # another precision saves none
             self.scaler.load_state_dict(state)
 
 

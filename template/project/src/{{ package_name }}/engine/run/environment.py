@@ -51,20 +51,8 @@ def versions() -> dict[str, str]:
 
 
 def git_state() -> str:
-    """Return the project's commit, with `+changes` if files differ from it; empty without git.
-
-    A repository around the project that tracks no file of it has no commit of the project.
-    """
+    """Return the project's commit, with `+changes` if files differ from it; empty without git."""
+    command = ["git", "describe", "--always", "--abbrev=7", "--dirty=+changes", "--exclude=*"]
     with suppress(OSError, subprocess.SubprocessError):
-        commit = ""
-        if _git("ls-files", "."):
-            commit = _git("rev-parse", "--short", "HEAD")
-        if commit and _git("status", "--porcelain", "."):
-            commit += "+changes"
-        return commit
+        return subprocess.run(command, capture_output=True, text=True, timeout=5).stdout.strip()
     return ""
-
-
-def _git(*words: str) -> str:
-    result = subprocess.run(["git", *words], capture_output=True, text=True, timeout=5)
-    return result.stdout.strip()

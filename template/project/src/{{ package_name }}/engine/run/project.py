@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from ..compute.distributed import Distributed
     from ..compute.precision import Precision
     from ..data.loader import Loader
-    from ..data.order import Order
     from ..data.store import Store
     from ..interfaces import Dataset
     from ..settings.config import Settings
@@ -81,18 +80,13 @@ class Project:
         rows = self.optimizations
         return [f"  {row['name']:<26}{row['state']:<13} {row['why']}" for row in rows]
 
-    def startup_notes(self, order: Order) -> list[str]:
+    def startup_notes(self) -> list[str]:
         """Return notes on a training that the user should read, though nothing is wrong."""
-        notes = []
         source = self.store.source
-        if source.get("kind") == SYNTHETIC:
-            what = source.get("text", "synthetic data")
-            notes.append(f"{what} in {self.store.folder}; `prepare` reads your own data")
-        samples = order.batch_size_all_ranks
-        if samples > order.count:
-            note = f"a batch of {samples:,} samples, but the training split has {order.count:,}"
-            notes.append(f"{note}: the other rows are padding")
-        return notes
+        if source.get("kind") != SYNTHETIC:
+            return []
+        what = source.get("text", "synthetic data")
+        return [f"{what} in {self.store.folder}; `prepare` reads your own data"]
 
 
 def keep_options(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ import contextlib
 import gc
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from .project import Project
 
 FIRST_STEPS = (1, 2, 5, 10, 20)  # logged, too, so that a new run soon shows something
-FAILED = 255  # the ranks agree on it after one of them called `fail`; no signal has this number
 
 
 @dataclass
@@ -52,75 +51,68 @@ class Run:
 
     def __post_init__(self) -> None:
         project = self.project
-        self.settings = project.settings
+        settings = project.settings
+        distributed = project.distributed
+        self.settings = settings
         self.progress = Progress()
+        self.hooks = Hooks(self.trial)
         self.notes: list[str] = []  # for the user, printed at the start
         self.record: Row | None = None  # the last one of training
         self.stop = 0  # the signal that all ranks know of
         self.saved_step = -1
-        self.failure: UserError | None = None
 
-        self.loader = self._open("train", train=True)
-        self.batches: Iterator[Batch] | None = None  # of the current epoch
-        self.closing.callback(self._end_epoch)  # before its loader is closed
-        self.validation: Any = None
-        first, end = project.store.splits.get("validation", (0, 0))
-        if first < end:
-            self.validation = self._open("validation", fraction=self.settings.evaluation.fraction)
-
-        training = self.settings.training
+        self._open_loaders()
+        training = settings.training
         self.accumulation = training.gradient_accumulation_steps
         self.steps_per_epoch = math.ceil(len(self.loader) / self.accumulation)
         self.num_steps = training.max_steps or training.epochs * self.steps_per_epoch
         self.global_batch_size = self.loader.order.batch_size_all_ranks * self.accumulation
         self.step_fraction = 1.0  # samples of the current step, as a fraction of a complete one
-        self.hooks = Hooks(self.trial)
 
         tracker = None
-        if project.distributed.is_main and not self.trial:
-            tracker = Tracker(self.folder, self.settings)
-        self.log = RunLog(self.folder, self.settings, project.distributed.is_main, tracker)
+        if distributed.is_main and not self.trial:
+            tracker = Tracker(self.folder, settings)
+        self.log = RunLog(self.folder, settings, distributed.is_main, tracker)
         self.closing.callback(self.log.close)
-        skips = project.precision.scaler.is_enabled()
-        self.meter = Meter(project.distributed, skips)
+        self.meter = Meter(distributed, skips=project.precision.scaler.is_enabled())
         self.checkpoint = self._make_checkpoint()
         self.closing.callback(self.checkpoint.close)
 
-    def _open(self, split: str, **options: Any) -> Any:
-        loader = self.project.loader(split, **options)
-        self.closing.callback(loader.close)
-        return loader
-
-    def _end_epoch(self) -> None:
-        self.batches = None
+    def _open_loaders(self) -> None:
+        project = self.project
+        self.loader: Any = project.loader("train", train=True)
+        self.closing.callback(self.loader.close)
+        self.batches = self._all_batches()
+        self.closing.callback(self.batches.close)  # before its loader is closed
+        self.validation: Any = None
+        first, end = project.store.splits.get("validation", (0, 0))
+        if first < end:
+            fraction = self.settings.evaluation.fraction
+            self.validation = project.loader("validation", fraction=fraction)
+            self.closing.callback(self.validation.close)
 
     def _make_checkpoint(self) -> Checkpoint:
         project = self.project
-        ranks = RankStates(
-            project.distributed,
-            self.progress,
-            self.meter,
-            getattr(project.model, "recurrent", None),
-            self.loader.order,
-            self.steps_per_epoch,
-        )
+        order = self.loader.order
+        must_match = {
+            "data": project.store.fingerprint,
+            "order rule": ORDER_RULE,
+            "samples a step": self.global_batch_size,
+            "schedule": f"{self.settings.schedule.name} over {self.num_steps} steps",
+        }
+        if order.by_width:
+            must_match["samples a batch"] = order.batch_size_all_ranks
         return Checkpoint(
             self.folder / "checkpoints",
             project.distributed,
             self.settings.checkpoint.keep,
-            must_match={
-                "data": project.store.fingerprint,
-                "order rule": ORDER_RULE,
-                "samples a step": self.global_batch_size,
-                "schedule": f"{self.settings.schedule.name} over {self.num_steps} steps",
-            },
-            # They are restored in this order, the model last: `ranks` needs the progress.
-            model=project.model,
+            must_match,
             optimizer=project.optimizer,
             precision=project.precision,
             progress=self.progress,
             hooks=self.hooks,
-            ranks=ranks,
+            ranks=RankStates(project.distributed, self.meter),
+            model=project.model,
         )
 
     # --- before the first step
@@ -130,31 +122,30 @@ class Run:
 
         After this call, the hooks' `close` is called when the run ends.
         """
-        distributed = self.project.distributed
-        self._check_one_batch()
+        project = self.project
+        distributed = project.distributed
+        distributed.on_all_ranks(lambda: self.call_hooks("before_first_batch"))
+        # Errors and a lack of memory show early.
+        total_weight = distributed.on_all_ranks(lambda: dry_run(project, self.loader))
+        project.precision.calibrate(max(distributed.gather_objects(total_weight)))
         distributed.on_all_ranks(lambda: self._load(resumed))
         # A mask in a buffer may be -inf from the start.
-        self.not_finite = names_not_finite(self.project.model)
-        self.first_step = self.step + 1
+        self.not_finite = names_not_finite(project.model)
         distributed.on_all_ranks(lambda: self.log.start(self.progress, self.num_steps))
-        self.meter.restart(self.step)
         self.closing.callback(self.call_hooks, "close")
-
-    def _check_one_batch(self) -> None:
-        """Run one batch forward and backward, so that errors and a lack of memory show early."""
-        distributed = self.project.distributed
-        distributed.on_all_ranks(lambda: self.call_hooks("before_first_batch"))
-        total_weight = distributed.on_all_ranks(lambda: dry_run(self.project, self.loader))
-        self.project.precision.calibrate(max(distributed.gather_objects(total_weight)))
+        # These objects live as long as the run. Collecting among them pauses large projects for up
+        # to 500 ms (karpathy/nanochat, pytorch/torchtitan).
+        gc.collect()
+        gc.freeze()
+        self.meter.restart(self.step)
 
     def _load(self, resumed: bool) -> None:
-        is_restored = resumed and self.checkpoint.load()
-        if is_restored:
+        if resumed and self.checkpoint.load():
             self.saved_step = self.step
-        elif resumed:
+            return
+        if resumed:
             self.notes.append("the run has no checkpoint: it starts again at step 0")
-        if not is_restored:
-            self.call_hooks("initialize")
+        self.call_hooks("initialize")
 
     # --- the position
 
@@ -194,13 +185,17 @@ class Run:
 
     # --- in a step
 
+    def _all_batches(self) -> Generator[Batch]:
+        """Yield the batches from the next step on, epoch after epoch."""
+        epoch, first, _ = self.batches_of(self.step)
+        while True:
+            yield from self.loader.epoch(epoch, first)
+            epoch += 1
+            first = 0
+
     def next_batches(self) -> Iterator[Batch]:
         """Yield the micro-batches of the next step. The last one exchanges gradients."""
         epoch, first, end = self.batches_of(self.step)
-        if self.batches is None or first == 0:
-            if self.batches is not None:
-                next(self.batches, None)  # lets the loader end the epoch before
-            self.batches = self.loader.epoch(epoch, first)
         order = self.loader.order
         self.step_fraction = order.step_fraction(epoch, first, end, self.accumulation)
         for number in range(first + 1, end + 1):
@@ -226,35 +221,19 @@ class Run:
         self.agree()
         self.progress.step += 1
         self.meter.end_step(norm)
-        if self.step == self.first_step:
-            # These objects live as long as the run. Collecting among them pauses large projects for
-            # up to 500 ms (karpathy/nanochat, pytorch/torchtitan).
-            gc.collect()
-            gc.freeze()
 
     def agree(self) -> bool:
         """Return on all ranks whether one of them received a signal. Every rank must call it."""
-        distributed = self.project.distributed
-        mine = self.signals.received
-        if self.failure is not None:
-            mine = FAILED
-        self.stop = distributed.agree(mine) or self.stop
-        if self.stop == FAILED:
-            distributed.on_all_ranks(self._raise_failure)
+        self.stop = self.project.distributed.agree(self.signals.received) or self.stop
         return self.stop > 0
-
-    def fail(self, error: UserError) -> None:
-        """End the run on all ranks with this error after the next step. One rank may call it."""
-        self.failure = error
-
-    def _raise_failure(self) -> None:
-        if self.failure is not None:
-            raise self.failure
 
     def call_hooks(self, moment: str, *details: object) -> list[Any]:
         """Call this method of every hook that has it, in the order of names; return the results."""
-        methods = [getattr(hook, moment, None) for hook in self.hooks.all.values()]
-        return [method(self, *details) for method in methods if method is not None]
+        results = []
+        for hook in self.hooks.all.values():
+            if hasattr(hook, moment):
+                results.append(getattr(hook, moment)(self, *details))
+        return results
 
     # --- records
 
@@ -275,10 +254,9 @@ class Run:
         # The mean number of samples in a batch over all ranks: an epoch's last batch is padded.
         order = self.loader.order
         batch_samples = min(order.count / len(self.loader), order.batch_size_all_ranks)
-        epoch, _, _ = self.batches_of(self.step - 1)
         record = {
             "step": self.step,
-            "epoch": epoch + 1,
+            "epoch": math.ceil(self.step / self.steps_per_epoch),
             **means,
             "learning_rate": learning_rate,
             "gradient_norm": norm,
@@ -303,9 +281,8 @@ class Run:
 
     @property
     def evaluation_due(self) -> bool:
-        if self.validation is None or self.trial:
-            return False
-        if self.progress.evaluated == self.step:
+        is_evaluated = self.progress.evaluated == self.step
+        if self.validation is None or self.trial or is_evaluated:
             return False
         return self.step >= self.num_steps or self._is_due(self.settings.evaluation.every_steps)
 
@@ -316,13 +293,7 @@ class Run:
         with contextlib.ExitStack() as stack:
             for context in self.call_hooks("evaluating"):
                 stack.enter_context(context)
-            metrics = evaluate(
-                project.wrapped,
-                self.validation,
-                project.precision,
-                project.distributed,
-                stop=self.agree,
-            )
+            metrics = evaluate(project, self.validation, stop=self.agree)
         if metrics is None:
             return
         seconds = time.perf_counter() - start_time

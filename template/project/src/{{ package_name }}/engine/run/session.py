@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from ..errors import NonFinite, UserError
-from ..files import read_json, write_text
+from ..files import write_text
 from ..log.report import write_report
 from ..runs import CONFIG, write_status
 from ..signals import Signals
@@ -53,8 +53,7 @@ class Session:
         self, kind: type | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.closing.close()
-        batch_size = self.run.loader.order.batch_size if self.run is not None else None
-        explained = explain(error, self.settings, batch_size)
+        explained = explain(error, self.settings)
         if isinstance(error, NonFinite) and self.run is not None:
             explained = explain_non_finite(error, self.run)
             explained.reported = not self.is_main  # all ranks have seen it
@@ -86,53 +85,46 @@ class Session:
 
     def _introduce(self, run: Run) -> None:
         """Print what is trained and how; write it to the run's folder."""
-        notes = [*run.notes, *run.project.startup_notes(run.loader.order)]
+        project = run.project
+        notes = [*run.notes, *project.startup_notes()]
         if self.resumed:
             run.log.line(f"resumed at step {run.step} of {run.num_steps}")
             run.log.event(run.step, "resumed")
-            notes += self._changes(run)
-        run.project.optimizations.append(run.loader.order.describe())
-        num_parameters = sum(weight.numel() for weight in run.project.model.parameters())
-        run.log.line(f"{self.folder}: {device_line(run.project.device)}")
-        for line in run.project.optimization_lines():
-            run.log.line(line)
+            notes += [f"from step {run.step} on {change}" for change in self.changes]
+        project.optimizations.append(run.loader.order.describe())
+        num_parameters = sum(weight.numel() for weight in project.model.parameters())
         steps = f"{run.num_steps:,} steps of {run.global_batch_size:,} samples"
-        run.log.line(f"  {num_parameters:,} parameters, {steps}")
-        for note in notes:
-            run.log.line(f"note: {note}")
+        lines = [
+            f"{self.folder}: {device_line(project.device)}",
+            *project.optimization_lines(),
+            f"  {num_parameters:,} parameters, {steps}",
+            *(f"note: {note}" for note in notes),
+        ]
+        for line in lines:
+            run.log.line(line)
         if not self.is_main:
             return
         if self.changes:
             write_text(self.folder / CONFIG, self.settings.to_yaml())
         write_environment(
             self.folder,
-            run.project.device,
-            optimizations=run.project.optimizations,
+            project.device,
+            optimizations=project.optimizations,
             changed=self.settings.changed(),
             notes=notes,
             parameters=num_parameters,
         )
-        run.project.store.remember(self.folder)
+        project.store.remember(self.folder)
         write_status(self.folder, "running", "", run.step)
-
-    def _changes(self, run: Run) -> list[str]:
-        """Return a note on each value that is not the one with which the run began."""
-        changes = list(self.changes)
-        rows = read_json(self.folder / "env.json").get("optimizations", [])
-        before = {row["name"]: row["state"] for row in rows}.get("precision")
-        precision = run.project.precision.name
-        if before not in (None, precision):  # `auto` on another card
-            changes.append(f"the precision is {precision}; it was {before}")
-        return [f"from step {run.step} on {change}" for change in changes]
 
     # --- the outcome
 
     @property
     def exit_code(self) -> int:
         """0, or 128 + the signal that ended the run (143 SIGTERM, 130 SIGINT)."""
-        if self.run is None or self.run.stop == 0:
-            return 0
-        return 128 + self.run.stop
+        if self.run is not None and self.run.stop:
+            return 128 + self.run.stop
+        return 0
 
     @property
     def finished(self) -> bool:
@@ -156,13 +148,12 @@ class Session:
         """Return the state and the reason."""
         if isinstance(error, UserError):
             return "failed", str(error)
-        is_closed = isinstance(error, BrokenPipeError)  # by `train | head`
-        if error is not None and not is_closed:
+        if isinstance(error, BrokenPipeError):  # by `train | head`
+            return "stopped", "its output was closed"
+        if error is not None:
             return "failed", f"{type(error).__name__}: {error}"
         if self.finished:
             return "finished", ""
-        if is_closed:
-            return "stopped", "its output was closed"
         if self.exit_code:
             return "stopped", signal.Signals(self.exit_code - 128).name
         return "stopped", "--max-steps"
@@ -171,8 +162,8 @@ class Session:
 def explain_non_finite(error: NonFinite, run: Run) -> UserError:
     """Return the line of a hook for a loss or gradient that is not finite, or else advice."""
     for explained in run.call_hooks("explain", error):
-        if isinstance(explained, UserError):
-            return explained
+        if explained is not None:
+            return explained  # type: ignore[no-any-return]
     epoch, _, _ = run.batches_of(error.step - 1)
     remedy = f"{advice(run.settings, run.project.precision.name)}; or look for its cause"
     remedy += " in model.py, forward, or in dataset.py: the extra diagnose names it"
