@@ -342,6 +342,14 @@ def test_early_stop_and_best_checkpoint(place):
     assert list(rows(place)) == logged, "it stays stopped"
 
 
+def test_a_resume_in_another_precision_says_so(place):
+    assert train(place, "--max-steps", "4").code == 0
+    path = newest_run(place) / "env.json"
+    path.write_text(path.read_text().replace('"fp32"', '"bf16"'))
+    result = train(place, "--resume", "--max-steps", "6")
+    assert "note: from step 4 on the precision is fp32; it was bf16" in result.out
+
+
 def test_a_run_resumes_when_extras_tracker_and_loader_are_others(tmp_path):
     """A note names the sections that are gone, and every loss is the same."""
     extras = set(choices("extras")) - {"frames"}  # which reads another dataset

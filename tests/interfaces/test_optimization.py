@@ -38,7 +38,7 @@ def test_own_blocks_compile_others_are_left_alone(monkeypatch):
     chosen = settings(compile__enabled="true")
     row = engine("compute.optimization").compile_blocks(blocks, chosen, None)
     _, _, compiled, why = row
-    assert compiled == "1 blocks, mode default"
+    assert compiled == "1 blocks, mode default, dynamic auto, fullgraph true"
     assert why.endswith("RNNs and modules of torch.nn are not compiled")
     torch._dynamo.utils.counters.clear()
     for block, wanted in zip(blocks, eager, strict=True):

@@ -105,7 +105,8 @@ def compile_blocks(blocks: list[Any], settings: Settings, capability: Capability
         why = "RNNs and modules of torch.nn are not compiled"
     state = "off"
     if compilable:
-        state = f"{len(compilable)} blocks, mode {options.mode}"
+        details = f"dynamic {options.dynamic}, fullgraph {options.fullgraph}".lower()
+        state = f"{len(compilable)} blocks, mode {options.mode}, {details}"
     return "compile", "compile.enabled", state, why
 
 
