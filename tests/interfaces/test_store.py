@@ -51,8 +51,8 @@ def test_a_new_store_removes_the_old_one_and_nothing_else(tmp_path):
     killed_before_its_manifest = "store-x-0123456789ab.bin"
     for name in (*mine, killed_before_its_manifest):
         (tmp_path / name).touch()
-    (tmp_path / ".store-123.partial").mkdir()
-    (tmp_path / ".store-123.partial/x.bin").touch()
+    (tmp_path / ".store.partial").mkdir()
+    (tmp_path / ".store.partial/x.bin").touch()
     new = stored(tmp_path, 2.0)
     assert files_of(tmp_path).keys() == {*new.files, *mine, "manifest.json"}
     assert old not in new.files
@@ -75,9 +75,9 @@ def test_a_second_writer_is_refused_and_the_first_one_is_not_disturbed(tmp_path)
 
 
 @pytest.mark.parametrize("hit", [1, 2])
-def test_an_interruption_leaves_the_old_data_and_no_other_file(hit, tmp_path, monkeypatch):
+def test_an_interruption_leaves_the_old_data(hit, tmp_path, monkeypatch):
     """Before the array gets its name, and before the manifest gets its own."""
-    stored(tmp_path)
+    old = stored(tmp_path)
     before = files_of(tmp_path)
     real = os.replace
     calls = iter((1, 2))
@@ -90,7 +90,11 @@ def test_an_interruption_leaves_the_old_data_and_no_other_file(hit, tmp_path, mo
     monkeypatch.setattr(os, "replace", interrupted)
     with pytest.raises(KeyboardInterrupt):
         stored(tmp_path, 2.0)
-    assert files_of(tmp_path) == before
+    monkeypatch.undo()
+    assert files_of(tmp_path).items() >= before.items()
+    assert engine("data.store").Store.open(tmp_path).fingerprint == old.fingerprint
+    new = stored(tmp_path, 3.0)
+    assert files_of(tmp_path).keys() == {*new.files, "manifest.json"}
 
 
 def test_a_full_disk_leaves_the_store_that_was_there(tmp_path, monkeypatch):
@@ -114,35 +118,6 @@ def test_a_store_of_another_format_is_one_line(tmp_path):
     (tmp_path / "manifest.json").write_text(json.dumps(manifest | {"format": 99}))
     with pytest.raises(engine("errors").UserError, match=r"format 99, this project reads .*: run"):
         engine("data.store").Store.open(tmp_path)
-
-
-HOSTILE: dict[str, Any] = {
-    "more rows than bytes": lambda entry: entry.update(shape=[10**12, 1]),
-    "fewer than no rows": lambda entry: entry.update(shape=[-1, 1]),
-    "rows of a text": lambda entry: entry.update(shape="4"),
-    "behind the end": lambda entry: entry.update(offset=4),
-    "before the beginning": lambda entry: entry.update(offset=-4),
-    "no dtype": lambda entry: entry.update(dtype="float33"),
-    "a key too few": lambda entry: entry.pop("shape"),
-    "a key too many": lambda entry: entry.update(color="red"),
-    "a file elsewhere": lambda entry: entry.update(file="../../etc/passwd"),
-}
-
-
-@pytest.mark.parametrize("name", [*HOSTILE, "no files", "no object"])
-def test_a_manifest_that_cannot_be_true_is_refused_under_a_correct_seal(name, tmp_path):
-    manifest = stored(tmp_path / "data").manifest
-    (entry,) = manifest["arrays"].values()
-    if name == "no files":
-        manifest.pop("files")
-    elif name == "no object":
-        manifest["arrays"] = [1]
-    else:
-        manifest["files"]["../../etc/passwd"] = {"bytes": 99, "sha256": ""}
-        HOSTILE[name](entry)
-    engine("files").write_sealed(tmp_path / "data/manifest.json", manifest)
-    with pytest.raises(engine("errors").UserError, match=r"the manifest is damaged: .*: run"):
-        engine("data.store").Store.open(tmp_path / "data")
 
 
 def flip_unseen(path: Path) -> None:

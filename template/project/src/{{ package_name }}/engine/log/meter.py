@@ -135,12 +135,8 @@ class Meter:
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's values that the next record will average (host sync)."""
-        values = {}
-        for name, pairs in self._values.items():
-            if pairs:
-                values[name] = torch.stack([torch.stack(pair) for pair in pairs]).tolist()
-        norms = torch.stack(self._norms).tolist() if self._norms else []
-        return {"values": values, "norms": norms}
+        values = {name: torch.tensor(pairs).tolist() for name, pairs in self._values.items()}
+        return {"values": values, "norms": torch.tensor(self._norms).tolist()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Add the values of a rank to the next record."""
