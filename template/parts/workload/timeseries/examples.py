@@ -35,10 +35,10 @@ def examples(batch: Batch, predictions: Batch, project: Project) -> dict[str, Fi
         _plot_history(axes, batch, number, project.store.facts)
         axes.plot(ahead, truth[number], ".-", label="truth")
         axes.plot(ahead, forecast[number], ".-", label="forecast")
-    axes.set_title(f"window {worst:,}, the worst of {len(truth):,}")
     windows[0].legend()
-    by_horizon.set(title="mean absolute error by horizon", xlabel="rows ahead", ylim=(0, None))
+    windows[2].set_title(f"window {worst:,}, the worst of {len(truth):,}")
     by_horizon.plot(ahead, error.mean(0), ".-")
+    by_horizon.set(title="mean absolute error by horizon", xlabel="rows ahead", ylim=(0, None))
     return {"forecasts": figure}
 
 

@@ -68,7 +68,9 @@ class Array:
             remedy = "use the loader chunk, or `prepare --dtype` to store it again"
             raise UserError(what, str(self.path), remedy)
         try:
-            return np.memmap(self.path, self.stored, mode="c", offset=self.offset, shape=self.shape)
+            return np.memmap(
+                self.path, self.stored, mode="c", offset=self.offset, shape=tuple(self.shape)
+            )
         except (FileNotFoundError, ValueError):  # there is no file, or it is too short
             what = f"the rows of '{self.name}' are not here"
             remedy = "this needs the prepared data: name them with --data.path"

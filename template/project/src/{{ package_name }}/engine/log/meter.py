@@ -6,6 +6,7 @@ references here, and nothing waits for the GPU.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -103,17 +104,15 @@ class Meter:
                 values = values * weights
             sums.append(torch.stack([values.sum(), weights.sum()]).float())
         totals = self.distributed.sum_over_ranks(torch.stack(sums))
-        means = totals[:, 0] / totals[:, 1].clamp(min=1)
+        means = (totals[:, 0] / totals[:, 1].clamp(min=1)).tolist()
         self.check()
 
-        # All values are copied at once, because each copy waits for the GPU.
-        norms = torch.stack(self._norms).float()
-        num_skipped = (~norms.isfinite()).sum()
-        numbers = torch.stack([norms[-1], num_skipped, *means]).tolist()
-        names = list(self._values)
+        norms = torch.stack(self._norms).tolist()
+        num_skipped = sum(not math.isfinite(norm) for norm in norms)
+        by_name = dict(zip(self._values, means, strict=True))
         self._values = {"loss": []}
         self._norms = []
-        return numbers[0], int(numbers[1]), dict(zip(names, numbers[2:], strict=True))
+        return norms[-1], num_skipped, by_name
 
     def check(self) -> None:
         """Raise `NonFinite` if a loss or a gradient since the last check is not (host sync).

@@ -151,7 +151,8 @@ def curves(record: Record) -> Figure:
 
 
 def plot(axes: Any, label: str, series: Series) -> None:
-    """Plot a curve over the steps."""
-    steps = [step for step, _ in series]
-    values = [value for _, value in series]
+    """Plot a curve without its first tenth, whose values would flatten the others."""
+    late = [(step, value) for step, value in series if step >= series[-1][0] / 10]
+    steps = [step for step, _ in late]
+    values = [value for _, value in late]
     axes.plot(steps, values, ".-", markersize=3, label=label)
