@@ -193,6 +193,7 @@ class StoreWriter:
         shutil.rmtree(self._partial, ignore_errors=True)  # a `prepare` that was killed has left it
         self._partial.mkdir()
         self._closing.callback(shutil.rmtree, self._partial)
+        self._closing.callback(self._remove_unnamed)
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
@@ -225,7 +226,7 @@ class StoreWriter:
         return Array(name, self.path(name), **self.arrays[name]).rows()
 
     def _commit(self) -> None:
-        """Give the files their names, write the manifest, then delete the files of the old one."""
+        """Give the files their names, then write the manifest."""
         for file in self._open.values():
             file.close()
         self.arrays = {name: entry for name, entry in self.arrays.items() if name[0] != "."}
@@ -244,8 +245,12 @@ class StoreWriter:
         for field in ("workload", "source", "facts", "splits", "arrays", "files"):
             manifest[field] = getattr(self, field)
         write_sealed(self.folder / MANIFEST, manifest)
+
+    def _remove_unnamed(self) -> None:
+        """Delete arrays that the manifest does not name: the previous ones, or unfinished ones."""
+        named = read_json(self.folder / MANIFEST).get("files", {})
         for path in self.folder.glob(OURS):
-            if path.name not in self.files:
+            if path.name not in named:
                 path.unlink()
 
 
