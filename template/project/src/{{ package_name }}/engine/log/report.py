@@ -125,8 +125,8 @@ def show(value: Any, digits: int = 5) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Format seconds as `3.2 s`, from a minute on as `1:02:03` or `12 days, 1:02:03`."""
-    return f"{seconds:.1f} s" if seconds < 60 else str(timedelta(seconds=round(seconds)))
+    """Format seconds as `1:02:03`, from a day on as `12 days, 1:02:03`."""
+    return str(timedelta(seconds=round(seconds)))
 
 
 # --- plots
