@@ -119,7 +119,8 @@ class Store:
         path = folder / MANIFEST
         if not path.exists():
             raise UserError("no prepared data", str(folder), "run `prepare --input …` first")
-        store = cls(path, read_json(path))
+        with open(path, "rb"):  # raises OSError: a manifest that cannot be read is not damaged
+            store = cls(path, read_json(path))
         if workload and store.workload != workload:
             prepared = f"the data were prepared for `{store.workload}`"
             what = f"{prepared}, this project trains `{workload}`"
