@@ -80,9 +80,7 @@ def test_first_steps_have_lines_of_their_own_with_the_time_left(tmp_path):
     done = check_run(
         render(workload="tabular"), "train", "--training.max_steps", "120", cwd=tmp_path
     )
-    said = re.findall(
-        r"^step (\d+)/120 .* ETA (?:\d+\.\d s|\d+:\d\d:\d\d)$", done.out, flags=re.MULTILINE
-    )
+    said = re.findall(r"^step (\d+)/120 .* ETA \d+:\d\d:\d\d$", done.out, flags=re.MULTILINE)
     assert [int(step) for step in said] == [2, 5, 10, 20, 50, 100, 120]
     assert re.search(r"^step 1/120 .* data wait \d+%$", done.out, flags=re.MULTILINE)
     steps = [row["step"] for row in rows(tmp_path) if "split" not in row]

@@ -128,7 +128,7 @@ def gpu(monkeypatch):
         return deliver(*arguments[:-1], torch.device("cpu"))
 
     monkeypatch.setattr(loader, "deliver", stay)
-    monkeypatch.setattr(module("engine.data.chunks"), "memory_left", lambda device: 1 << 30)
+    monkeypatch.setattr(module("engine.data.chunks"), "free_for_chunks", lambda device: 3 << 28)
     return Gpu(monkeypatch)
 
 

@@ -141,7 +141,7 @@ REFUSED: dict[str, tuple[str | bytes, str, str]] = {
     "a folder that is a file": (
         with_column(),
         "--data.path odd.csv/x",
-        "cannot write into the folder",
+        "Not a directory",
     ),
     "no part of a time": (
         with_column(),

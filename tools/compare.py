@@ -43,11 +43,12 @@ PARTS = {  # workload, loader, steps of a run
 ROWS = 60  # log entries of a run
 WARM = 10  # of them, which do not count
 # `-m my_training` without plots, of the curves or by hooks/examples.py: they cost what they show.
-UNDRAWN = """import contextlib, sys
+UNDRAWN = """import contextlib, sys, types
 from my_training.__main__ import main
 if "--help" not in sys.argv:
     from my_training.engine.log import report
-    report.draw = lambda *_: ""
+    report.draw = lambda *_: ""  # of earlier versions
+    report.curves = lambda *_: types.SimpleNamespace(savefig=lambda *_: None)
     with contextlib.suppress(ImportError):  # a version that has none, or has it under another name
         from my_training.hooks import examples
         examples.THERE = False

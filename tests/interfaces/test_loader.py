@@ -286,12 +286,9 @@ def test_resident_is_a_wish(loader, wish, is_resident, make):
     assert is_kept(made) == is_resident
 
 
-@pytest.mark.parametrize(("loader", "size"), [("memmap", "auto"), ("chunk", 1e-6)])
-def test_resident_true_must_fit(loader, size, make, monkeypatch):
-    if loader == "memmap":
-        monkeypatch.setattr(engine("data.loader", loader=loader), "memory_left", lambda device: 1e3)
-    made = make(loader, shapes()["rows"], resident=True, chunk_size_gb=size)
-    user_error = engine("errors", loader=loader).UserError
+def test_resident_true_must_fit(make):
+    made = make("chunk", shapes()["rows"], resident=True, chunk_size_gb=1e-6)
+    user_error = engine("errors", loader="chunk").UserError
     with pytest.raises(user_error, match=r"data.resident true"):
         next(made.epoch(0))
 

@@ -51,8 +51,8 @@ def test_a_new_store_removes_the_old_one_and_nothing_else(tmp_path):
     killed_before_its_manifest = "store-x-0123456789ab.bin"
     for name in (*mine, killed_before_its_manifest):
         (tmp_path / name).touch()
-    (tmp_path / ".store-123.partial").mkdir()
-    (tmp_path / ".store-123.partial/x.bin").touch()
+    (tmp_path / ".store.partial").mkdir()
+    (tmp_path / ".store.partial/x.bin").touch()
     new = stored(tmp_path, 2.0)
     assert files_of(tmp_path).keys() == {*new.files, *mine, "manifest.json"}
     assert old not in new.files
@@ -114,35 +114,6 @@ def test_a_store_of_another_format_is_one_line(tmp_path):
     (tmp_path / "manifest.json").write_text(json.dumps(manifest | {"format": 99}))
     with pytest.raises(engine("errors").UserError, match=r"format 99, this project reads .*: run"):
         engine("data.store").Store.open(tmp_path)
-
-
-HOSTILE: dict[str, Any] = {
-    "more rows than bytes": lambda entry: entry.update(shape=[10**12, 1]),
-    "fewer than no rows": lambda entry: entry.update(shape=[-1, 1]),
-    "rows of a text": lambda entry: entry.update(shape="4"),
-    "behind the end": lambda entry: entry.update(offset=4),
-    "before the beginning": lambda entry: entry.update(offset=-4),
-    "no dtype": lambda entry: entry.update(dtype="float33"),
-    "a key too few": lambda entry: entry.pop("shape"),
-    "a key too many": lambda entry: entry.update(color="red"),
-    "a file elsewhere": lambda entry: entry.update(file="../../etc/passwd"),
-}
-
-
-@pytest.mark.parametrize("name", [*HOSTILE, "no files", "no object"])
-def test_a_manifest_that_cannot_be_true_is_refused_under_a_correct_seal(name, tmp_path):
-    manifest = stored(tmp_path / "data").manifest
-    (entry,) = manifest["arrays"].values()
-    if name == "no files":
-        manifest.pop("files")
-    elif name == "no object":
-        manifest["arrays"] = [1]
-    else:
-        manifest["files"]["../../etc/passwd"] = {"bytes": 99, "sha256": ""}
-        HOSTILE[name](entry)
-    engine("files").write_sealed(tmp_path / "data/manifest.json", manifest)
-    with pytest.raises(engine("errors").UserError, match=r"the manifest is damaged: .*: run"):
-        engine("data.store").Store.open(tmp_path / "data")
 
 
 def flip_unseen(path: Path) -> None:

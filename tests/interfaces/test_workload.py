@@ -212,7 +212,6 @@ def test_a_batch_of_resident_rows_is_two_copies_to_the_device(workload, monkeypa
     """One of the samples' numbers, and one of the places in each array."""
     project = render(workload=workload, loader="memmap")
     loader_module = imported(project, "engine.data.loader")
-    monkeypatch.setattr(loader_module, "memory_left", lambda device: 1 << 30)
     given = settings(workload, project, data__batch_size=4, data__resident=True)
     of_split = samples(workload)
     of_split.training = True

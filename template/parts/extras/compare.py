@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import UserError
-from ..engine.files import read_json, write_text
+from ..engine.files import read_json, replacing, write_text
 from ..engine.log.record import Record, numbers
-from ..engine.log.report import Cells, aligned, draw, duration, markdown, plot, table, tidy
+from ..engine.log.report import Cells, aligned, duration, markdown, plot, table
 from ..engine.runs import RUNS, all_runs, find_run, typed_run
 from ..engine.settings.sources import read
 from ..hooks.details import seconds
@@ -50,10 +50,11 @@ def write_comparison(folders: Sequence[Path], target: Path) -> list[str]:
     records.sort(key=lambda record: record.best.get("loss", math.inf))
     rows = table_rows(records)
     target.mkdir(exist_ok=True)
-    image = draw(target / "compare.png", lambda: loss_curves(records))
+    with replacing(target / "compare.png") as file:
+        loss_curves(records).savefig(file)
     page = target / "compare.md"
     title = "Runs, the lowest validation loss first"
-    write_text(page, markdown([[image], table(title, HEADER, rows)]))
+    write_text(page, markdown([["![compare](compare.png)"], table(title, HEADER, rows)]))
     return [*aligned(HEADER, rows), "", str(page)]
 
 
@@ -79,7 +80,7 @@ def table_rows(records: list[Record]) -> list[Cells]:
 
 
 def read_settings(folder: Path) -> dict[str, str]:
-    """Return the settings of a run by dotted key, and the fingerprint of its data.
+    """Return the settings of a run by dotted key, and the seal of its data's manifest.
 
     The result is empty if the run has no readable settings.
     """
@@ -94,7 +95,7 @@ def read_settings(folder: Path) -> dict[str, str]:
                     settings[f"{section}.{name}"] = str(value)
             else:
                 settings[section] = str(values)
-        settings["data"] = " ".join(read_json(folder / "data.json"))
+        settings["data"] = read_json(folder / "data.json").get("seal", "")[:12]
     return settings
 
 
@@ -104,10 +105,9 @@ def loss_curves(records: list[Record]) -> Figure:
 
     figure = Figure(figsize=(11, 5), layout="constrained")
     axes = figure.subplots()
-    tidy(axes, f"validation loss of the best {MOST_CURVES} runs", "step")
-    curves = {}
+    axes.set(title=f"validation loss of the best {MOST_CURVES} runs", xlabel="step")
     for record in records[:MOST_CURVES]:
         label = f"{record.best.get('loss', math.nan):.4g}  {record.folder}"
-        curves[label] = numbers(record.evaluations, "loss")
-    plot(axes, curves)
+        plot(axes, label, numbers(record.evaluations, "loss"))
+    axes.legend()
     return figure

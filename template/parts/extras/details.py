@@ -10,20 +10,22 @@ import io
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING
 
-from ..engine.files import read_json, read_rows, write_text
+from ..engine.files import read_json, read_rows, replacing, write_text
 from ..engine.log.record import Record, Row, numbers
 from ..engine.log.report import (
     NO_METRICS,
     Cells,
-    draw,
     duration,
     markdown,
-    plots,
+    plot,
     side_by_side,
     table,
 )
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def steady(values: list[float]) -> float:
@@ -48,9 +50,11 @@ def report_lines(run: Path) -> list[str]:
     """Write `metrics.csv` and `details.png` of a run; return tables for report.md."""
     record = Record(run)
     write_csv(run / "metrics.csv", read_rows(run / "metrics.jsonl"))
+    with replacing(run / "details.png") as file:
+        curves(record).savefig(file)
     optimizations = [tuple(row.values()) for row in record.environment.get("optimizations", [])]
     sections = [
-        [draw(run / "details.png", lambda: plots(curves(record)))],
+        ["![details](details.png)"],
         table("Losses and metrics", *losses(record)),
         evaluation(read_json(run / "evaluation.json")),
         table("Speed and memory", ("", ""), speed(record.training)),
@@ -70,16 +74,25 @@ def write_csv(path: Path, records: list[Row]) -> None:
     write_text(path, text.getvalue())
 
 
-def curves(record: Record) -> dict[str, Any]:
-    """Return the curves of the norm, the speed and each metric, by the title of their plot."""
-    titles = {}
+def curves(record: Record) -> Figure:
+    """Plot the gradient norm, the speed and each metric, two plots in a line."""
+    from matplotlib.figure import Figure
+
+    series = {}
     for name in ("gradient_norm", "samples_per_second"):
-        titles[name] = {"training": numbers(record.training, name)}
+        series[name] = numbers(record.training, name)
     names = dict.fromkeys(name for row in record.evaluations for name in row)
     for name in names:
         if name not in (*NO_METRICS, "step", "loss"):
-            titles[name] = {"validation": numbers(record.evaluations, name)}
-    return titles
+            series[name] = numbers(record.evaluations, name)
+
+    num_lines = -(-len(series) // 2)
+    figure = Figure(figsize=(12, 3 * num_lines), layout="constrained")
+    for place, (name, pairs) in enumerate(series.items(), start=1):
+        axes = figure.add_subplot(num_lines, 2, place)
+        axes.set(title=name.replace("_", " "), xlabel="step")
+        plot(axes, name, pairs)
+    return figure
 
 
 def losses(record: Record) -> tuple[Cells, list[Cells]]:

@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from ..engine.compute.optimization import compiles
-from ..engine.data.rows import count_bytes
 from ..engine.errors import UserError
 from ..engine.interfaces import Batch
 from ..engine.run.dry_run import without_trace
@@ -43,7 +42,10 @@ def check_rows(project: Project, loaders: list[Any]) -> None:
 def row_bytes(project: Project, loader: Any) -> int:
     """Return the mean size of the first samples' rows as they are stored, padding included."""
     indices = loader.order.sample(np.arange(min(NUM_PROBES, loader.order.count)))
-    return EXTRA_BYTES + count_bytes(loader.samples, project.store, indices) // len(indices)
+    total = 0
+    for name, spans in loader.samples.spans(indices, 0).items():
+        total += spans.starts.size * spans.width * project.store.arrays[name].row_bytes
+    return EXTRA_BYTES + total // len(indices)
 
 
 def check_forward(project: Project, loader: Any) -> None:

@@ -19,7 +19,6 @@ from ..engine.data.order import Order
 from ..engine.data.rows import deliver, gather, mapped
 from ..engine.data.store import Store
 from ..engine.interfaces import Batch, Rows
-from ..engine.signals import leave_signals
 
 
 class Reader(Dataset):
@@ -88,7 +87,6 @@ class Loader:
             prefetch_factor=self.prefetch,
             pin_memory=self.pin,
             collate_fn=self._reader.stack,
-            worker_init_fn=leave_signals,
             generator=torch.Generator(),  # not the global generator, which dropout uses
         )
         for batch, rows in enumerate(batches):

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..engine.compute.gpus import Card
 from ..engine.errors import UserError
 from ..engine.files import replacing, write_text
-from ..engine.log.report import tidy
 from ..measure.trials import Failed, Overrides, Trials, card_here
 
 if TYPE_CHECKING:
@@ -377,8 +376,7 @@ def draw(path: Path, rates: list[float], losses: list[float], best: float | None
         axes.axvline(best, color="C3", linestyle="--", label=f"suggested: {best:.1e}")
     finite = [mean for mean in means if math.isfinite(mean)]
     axes.set_ylim(top=2 * max(finite[0], min(finite)) - min(finite) + 1e-12)
-    axes.set_xscale("log")
-    tidy(axes, "", "learning rate", "loss")
-    axes.legend(frameon=False)
+    axes.set(xscale="log", xlabel="learning rate", ylabel="loss")
+    axes.legend()
     with replacing(path) as file:
         figure.savefig(file, format="png", dpi=120)

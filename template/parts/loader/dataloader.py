@@ -7,6 +7,7 @@ same batches. It is best if samples need real CPU work (`Samples.host`), or if t
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -17,9 +18,9 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from ..errors import UserError
 from ..interfaces import Batch, Rows, Spans
-from ..signals import leave_signals
+from ..signals import NUMBERS
 from .order import Order
-from .rows import count_bytes, deliver, gather, mapped
+from .rows import deliver, gather, mapped
 from .store import Store
 
 SMALL_BATCH_BYTES = 1 << 20  # below this, passing a batch between processes costs more than reading
@@ -97,7 +98,9 @@ class Loader:
     def _automatic_workers(self, store: Store) -> int:
         """Return half of the cores, up to 8; 0 if a batch is small and needs no CPU work."""
         indices = np.arange(min(self.order.batch_size, self.order.count))
-        batch_bytes = count_bytes(self.samples, store, indices)
+        batch_bytes = 0
+        for name, spans in self.samples.spans(indices, 0).items():
+            batch_bytes += spans.starts.size * spans.width * store.arrays[name].row_bytes
         if getattr(self.samples, "host", None) is None and batch_bytes < SMALL_BATCH_BYTES:
             return 0
         processes = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)  # torchrun sets it
@@ -138,3 +141,10 @@ def _empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     size = torch.Size(shape).numel() * dtype.itemsize
     storage = torch.UntypedStorage._new_shared(size)  # type: ignore[no-untyped-call]
     return torch.empty(0, dtype=dtype).set_(storage).view(shape)
+
+
+def leave_signals(worker: int) -> None:
+    """Let the main process handle signals: a terminal sends them to the workers, too."""
+    for number in NUMBERS:
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)

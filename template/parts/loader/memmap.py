@@ -16,8 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..compute.gpus import memory_left
-from ..errors import UserError
 from ..interfaces import Batch, Rows, Spans
 from .order import Order
 from .rows import deliver, gather, mapped
@@ -72,28 +70,25 @@ class Loader:
         return gather(self._mapped[name], spans, self._empty)
 
     def _keep_on_device(self) -> None:
-        """Copy the samples' arrays to the device if they fit; all loaders of the store share them.
+        """Copy the samples' arrays to the device; all loaders of the store share them.
 
-        Raises `UserError` if they must fit and do not.
+        With `auto`, they are copied only if enough memory is free.
         """
         names = self.samples.spans(np.zeros(1, np.int64), 0).keys() - self.store.resident.keys()
-        size = 0
-        for name in names:
-            array = self.store.arrays[name]
-            size += array.shape[0] * array.row_bytes
-        free = memory_left(self.device)
-        if self._wanted == "auto":
-            free *= FRACTION
-        if size <= free:
-            for name in names:
-                rows = mapped(self.store.arrays[name])
-                self.store.resident[name] = rows.to(self.device, copy=True)
-        elif self._wanted is True:
-            what = f"the samples take {size / 1e9:.1f} GB, but {free / 1e9:.1f} GB are free"
-            raise UserError(what, "data.resident true", "set it to auto")
-        else:
+        rows = {name: mapped(self.store.arrays[name]) for name in names}
+        size = sum(values.nbytes for values in rows.values())
+        if self._wanted == "auto" and size > FRACTION * memory_left(self.device):
             self._wanted = False
+            return
+        for name, values in rows.items():
+            self.store.resident[name] = values.to(self.device, copy=True)
 
     def close(self) -> None:
         self._mapped = {}
         self.store.resident.clear()
+
+
+def memory_left(device: torch.device) -> int:
+    """Return the bytes that the largest step has left free on a GPU."""
+    free, _ = torch.cuda.mem_get_info(device)
+    return free + torch.cuda.memory_reserved(device) - torch.cuda.max_memory_allocated(device)

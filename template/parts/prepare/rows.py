@@ -219,7 +219,7 @@ def file_rows(store: Store, split: str, index: np.ndarray) -> dict[str, np.ndarr
     if "row" not in store.arrays:
         return {"row of the split": index + 1}
     first, last = store.splits[split]
-    rows = store.arrays["row"].read(first, last)[index]
+    rows = store.arrays["row"].rows()[first:last][index]
     starts = np.array([start for start, _ in store.source["files"]])
     names = np.array([name for _, name in store.source["files"]])
     place = starts.searchsorted(rows, "right") - 1

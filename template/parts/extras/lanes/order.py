@@ -32,6 +32,13 @@ class Lanes(Order):
     def __len__(self) -> int:
         return int(self._turns()[-1])
 
+    def step_fraction(self, epoch: int, first: int, last: int, accumulation: int) -> float:
+        if len(self) <= accumulation or last < len(self):
+            return 1.0
+        rows = np.arange(first, last)[:, None]
+        positions = self.positions(epoch, rows, np.arange(self.batch_size_all_ranks))
+        return float((positions >= 0).sum()) / (accumulation * self.batch_size_all_ranks)
+
     def sample(self, positions: np.ndarray) -> np.ndarray:
         return positions + (self.length - self.count)
 

@@ -8,7 +8,7 @@ is filled block by block.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from functools import partial
 from itertools import islice
@@ -18,12 +18,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..compute.gpus import memory_left
 from ..errors import UserError
 from ..interfaces import Rows, Samples, Spans
 from .order import Order
 from .reader import Block, Filtered, Layout, Plain, Reader, cut, host_memory, lay_out, open_source
-from .rows import dtype_of, gather
+from .rows import gather
 from .store import Array
 
 DEVICE_SHARE = 0.75  # of the GPU memory that a step leaves free
@@ -53,7 +52,7 @@ class Part:
         self.reader = reader
         array = source.array
         row_bytes = array.row_bytes
-        flat = memory[place : place + layout.rows * row_bytes].view(dtype_of(array))
+        flat = memory[place : place + layout.rows * row_bytes].view(getattr(torch, array.dtype))
         self.values = flat.view(layout.rows, *array.shape[1:])
         self.block_rows = max(reader.block_bytes // row_bytes, 1)
         self.reads: list[Future | None] = []  # one for each block; None once it is there
@@ -149,7 +148,7 @@ class Chunks:
     def __init__(
         self,
         samples: Any,
-        arrays: dict[str, Array],
+        arrays: Mapping[str, Array],
         order: Order,
         holder: torch.device,
         size: int | None,
@@ -435,4 +434,6 @@ def free_for_chunks(device: torch.device) -> int:
     """
     if device.type == "cpu":
         return HOST_BYTES
-    return int(DEVICE_SHARE * memory_left(device))
+    free, _ = torch.cuda.mem_get_info(device)
+    free += torch.cuda.memory_reserved(device) - torch.cuda.max_memory_allocated(device)
+    return int(DEVICE_SHARE * free)

@@ -23,7 +23,7 @@ class Hdf5Array(Array):
     def read(self, first: int, last: int) -> np.ndarray:
         """Return the rows [first, last)."""
         if self.offset is not None:
-            return super().read(first, last)
+            return self.rows()[first:last]
         with opened(self.path) as file:
             return file[self.dataset].astype(self.dtype)[first:last]
 
@@ -79,7 +79,7 @@ def _explain(error: OSError, path: Path) -> UserError:
     return UserError(f"cannot open the file ({error})", str(path), "copy it again")
 
 
-def hdf5_arrays(path: str | Path, *names: str) -> dict[str, Array]:
+def hdf5_arrays(path: str | Path, *names: str) -> dict[str, Hdf5Array]:
     """Return the datasets `names` as arrays for loaders; print a note for each slow one.
 
     Raises `UserError` if the file or a dataset cannot be used for training.
@@ -94,7 +94,7 @@ def hdf5_arrays(path: str | Path, *names: str) -> dict[str, Array]:
     return arrays
 
 
-def _array(path: Path, file: Any, name: str) -> Array:
+def _array(path: Path, file: Any, name: str) -> Hdf5Array:
     where = f"{path}, dataset '{name}'"
     dataset = _dataset(path, file, name)
     if dataset.file != file or dataset.external:

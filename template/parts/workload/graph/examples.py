@@ -13,7 +13,7 @@ import numpy as np
 from matplotlib.dates import ConciseDateFormatter
 from matplotlib.figure import Figure
 
-from .engine.log.report import table, tidy
+from .engine.log.report import table
 
 if TYPE_CHECKING:
     from .engine.data.store import Store
@@ -39,16 +39,17 @@ def examples(batch: Batch, predictions: Batch, project: Project) -> dict[str, Fi
     most_often = np.bincount(forecasts["stock"]).argsort()[::-1]
     for place, number in enumerate(most_often[:DRAWN]):
         axes = figure.add_subplot(grid[place, 0])
-        tidy(axes, names[number])
+        axes.set_title(names[number])
         mine = forecasts["stock"] == number
         for name, color in (("truth", "0.4"), ("forecast", "C1")):
             axes.plot(forecasts["date"][mine], forecasts[name][mine], color=color, label=name)
         axes.xaxis.set_major_formatter(ConciseDateFormatter(axes.xaxis.get_major_locator()))
-    figure.axes[0].legend(frameon=False, fontsize=8)
+    figure.axes[0].legend()
 
     axes = figure.add_subplot(grid[:, 1])
     kind = project.store.facts["target"]["kind"]
-    tidy(axes, f"{kind}: {len(truth):,} forecasts against truth", "truth", "forecast")
+    title = f"{kind}: {len(truth):,} forecasts against truth"
+    axes.set(title=title, xlabel="truth", ylabel="forecast")
     axes.scatter(truth, forecasts["forecast"], s=6, alpha=0.3, linewidths=0)
     axes.axline((truth.mean(), truth.mean()), slope=1, color="0.3", linewidth=1)
     return {"forecasts": figure, "worst": list_worst(forecasts, names)}

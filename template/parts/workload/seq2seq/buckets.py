@@ -18,11 +18,16 @@ class Buckets(Order):
     """
 
     by_width = True
-    short_last = False
 
     def __init__(self, *order: Any, lengths: np.ndarray, **part: Any):
         super().__init__(*order, **part)
         self._lengths = lengths[self.sample(np.arange(self.count))]
+
+    def step_fraction(self, epoch: int, first: int, last: int, accumulation: int) -> float:
+        if len(self) <= accumulation:
+            return 1.0
+        batches = self.arrangement(epoch)[first:last]  # the padded one may be any of them
+        return float((batches >= 0).sum()) / (accumulation * self.batch_size_all_ranks)
 
     def positions(self, epoch: int, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
         positions: np.ndarray = self.arrangement(epoch)[rows, columns]

@@ -51,7 +51,7 @@ class Samples:
 def _target(store: Store, split: str) -> np.ndarray:
     """Return the targets (N,) of a split: float64, or int64 classes."""
     first, last = store.splits[split]
-    target = store.arrays["target"].read(first, last)
+    target = store.arrays["target"].rows()[first:last]
     return target.astype(np.float64 if store.facts["task"] == "regression" else np.int64)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from matplotlib.figure import Figure
 
-from .engine.log.report import table, tidy
+from .engine.log.report import table
 from .prepare.rows import file_rows
 
 if TYPE_CHECKING:
@@ -58,7 +58,8 @@ def scatter(target: np.ndarray, prediction: np.ndarray, name: str) -> Figure:
     """Plot predictions against truth, both (N,)."""
     figure = Figure(figsize=(6, 5), layout="constrained")
     axes = figure.subplots()
-    tidy(axes, f"{name}: prediction against truth, {len(target):,} rows", "truth", "prediction")
+    title = f"{name}: prediction against truth, {len(target):,} rows"
+    axes.set(title=title, xlabel="truth", ylabel="prediction")
     axes.scatter(target, prediction, s=8, alpha=0.35, linewidths=0)
     axes.axline((target.mean(), target.mean()), slope=1, color="0.3", linewidth=1)
     return figure
@@ -91,8 +92,8 @@ def confusion(counts: np.ndarray, names: list[str]) -> Figure:
     figure = Figure(figsize=(size + 1, size), layout="constrained")
     axes = figure.subplots()
     fractions = counts / counts.sum(1, keepdims=True).clip(1)
-    tidy(axes, f"confusion matrix, {counts.sum():,} rows", "prediction", "truth")
-    axes.grid(False)
+    title = f"confusion matrix, {counts.sum():,} rows"
+    axes.set(title=title, xlabel="prediction", ylabel="truth")
     axes.imshow(fractions, cmap="Blues", vmin=0, vmax=1)
     axes.set_xticks(range(len(names)), names, rotation=45, ha="right")
     axes.set_yticks(range(len(names)), names)

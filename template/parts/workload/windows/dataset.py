@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from .engine.data.hdf5 import hdf5_arrays, place_in, refer
-from .engine.data.store import Array, Store, StoreWriter
+from .engine.data.hdf5 import Hdf5Array, hdf5_arrays, place_in, refer
+from .engine.data.store import Store, StoreWriter
 from .engine.errors import UserError
 from .engine.interfaces import Batch, Rows, Spans
 from .prepare.scaling import Scaler
@@ -71,8 +71,8 @@ class Samples:
 
 def write_windows(
     folder: Path,
-    features: Array,
-    targets: Array,
+    features: Hdf5Array,
+    targets: Hdf5Array,
     splits: dict[str, list[int]],
     dtype: str | None,
     source: dict[str, Any],
@@ -112,14 +112,14 @@ def write_windows(
     return rounding
 
 
-def _blocks(array: Array, title: str) -> Iterator[tuple[int, np.ndarray]]:
+def _blocks(array: Hdf5Array, title: str) -> Iterator[tuple[int, np.ndarray]]:
     """Yield the whole array as (first row, rows), with a progress bar."""
     rows = max(BLOCK_BYTES // array.row_bytes, 1)
     for first in tqdm(range(0, array.shape[0], rows), f"{title} {array.name}", disable=None):
         yield first, array.read(first, min(first + rows, array.shape[0]))
 
 
-def check_values(array: Array, border: int) -> dict[str, list[float]]:
+def check_values(array: Hdf5Array, border: int) -> dict[str, list[float]]:
     """Check every value, and return the scale of the first `border` rows along the last axis.
 
     Raises `UserError` with the row of a value that is not finite, and for a column that float32
@@ -181,7 +181,7 @@ def finish(metrics: dict[str, float], store: Store, split: str) -> dict[str, flo
 def _standardised(store: Store, name: str, first: int, last: int) -> np.ndarray:
     """Return standardized rows of an array, float64."""
     array = store.arrays[name]
-    values = torch.from_numpy(np.array(array.read(first, last)))
+    values = torch.from_numpy(np.array(array.rows()[first:last]))
     if array.dtype in HALVES:
         return values.view(getattr(torch, array.dtype)).double().numpy()
     prefix = "target_" if name == "targets" else ""

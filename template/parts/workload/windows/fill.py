@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from ..engine.errors import UserError
 
 if TYPE_CHECKING:
-    from ..engine.data.store import Array, Store
+    from ..engine.data.hdf5 import Hdf5Array
+    from ..engine.data.store import Store
 
 
 def new_store(path: Path, flags: dict[str, Any], trained: Store, folder: Path) -> None:
@@ -35,7 +36,7 @@ def new_store(path: Path, flags: dict[str, Any], trained: Store, folder: Path) -
         writer.splits = {"input": [0, features.shape[0]]}
 
 
-def arrays_of(path: Path, names: list[str]) -> list[Array]:
+def arrays_of(path: Path, names: list[str]) -> list[Hdf5Array]:
     """Return the named datasets of the file: `features`, and `targets` if there are two names."""
     from ..engine.data.hdf5 import hdf5_arrays
 

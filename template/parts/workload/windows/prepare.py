@@ -14,7 +14,7 @@ from ..prepare.fill import arrays_of
 from ..prepare.splits import add_dry_run, borders, destination, print_summary
 
 if TYPE_CHECKING:
-    from ..engine.data.store import Array
+    from ..engine.data.hdf5 import Hdf5Array
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
         print_summary(Store.open(folder), arguments.dry_run)
 
 
-def overlap(features: Array, targets: Array) -> int:
+def overlap(features: Hdf5Array, targets: Hdf5Array) -> int:
     """Return how many windows before a border overlap with the first window after it."""
     rows = features.read(0, 4)
     history = features.shape[1]

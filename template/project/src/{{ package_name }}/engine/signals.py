@@ -69,10 +69,3 @@ def leave_terminal() -> None:
         with suppress(OSError):
             if stat.S_ISCHR(os.fstat(descriptor).st_mode):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
-
-
-def leave_signals(worker: int) -> None:
-    """Let the main process handle signals: a terminal sends them to a loader's workers, too."""
-    for number in NUMBERS:
-        signal.signal(number, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)

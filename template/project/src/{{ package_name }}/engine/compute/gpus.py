@@ -5,7 +5,6 @@ This module does not import torch, so that settings are checked and help is prin
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import UserError
@@ -62,16 +61,6 @@ def this_card(device: torch.device | None = None) -> Card:
         sm_count=properties.multi_processor_count,
         hip=bool(torch.version.hip),
     )
-
-
-def memory_left(device: torch.device) -> float:
-    """Return the bytes that the largest step has left free on a GPU; no limit on a CPU."""
-    import torch
-
-    if device.type == "cpu":
-        return math.inf
-    free, _ = torch.cuda.mem_get_info(device)
-    return free + torch.cuda.memory_reserved(device) - torch.cuda.max_memory_allocated(device)
 
 
 def resolve_precision(name: str, card: Card, emulate: bool = False) -> tuple[str, str]:

@@ -10,6 +10,7 @@ With the order `block`, only the blocks are shuffled then, and the samples of a 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -43,7 +44,6 @@ class Order:
     """
 
     by_width = False  # whether the layout of an epoch depends on the number of samples in a batch
-    short_last = True  # whether the padded batch is the last one of an epoch
 
     def __init__(
         self,
@@ -55,8 +55,7 @@ class Order:
         fraction: float = 1.0,
     ):
         data = settings.data
-        self.choice = data.order
-        self.kind = data.order
+        self.kind: str = data.order
         if self.kind == "auto":
             self.kind = "full" if length <= LARGEST_FULL else "block"
         self.seed = settings.reproducibility.seed
@@ -73,14 +72,14 @@ class Order:
         self.count = min(length, max(1, round(length * fraction)))
         """How many samples an epoch chooses from."""
         self.limit_batch(self.count)
-        self._kept: tuple[int, np.ndarray] = (-1, np.empty(0, np.int64))
+        self.arrangement = lru_cache(maxsize=1)(self.arrange)  # of the current epoch
 
     def limit_batch(self, most: int) -> None:
         """Reduce the batch size if no batch over all ranks can have more samples than `most`."""
         # A power of two does not depend on the number of processes, so that another number can
         # resume a run. Padding a small batch is cheap, and keeps training and evaluation at one
         # shape.
-        limit = max(PADDED_BATCH, 1 << max(most - 1, 0).bit_length())
+        limit = max(PADDED_BATCH, 1 << (most - 1).bit_length())
         self.batch_size = min(self.batch_size, -(-limit // self.world))
 
     @property
@@ -93,11 +92,8 @@ class Order:
         return -(-self.count // self.batch_size_all_ranks)
 
     def describe(self) -> dict[str, str]:
-        """Say which order this is and why, for the start of a run."""
-        why = f"data.order {self.choice}"
-        if self.choice == "auto":
-            why += f": full up to {LARGEST_FULL:,} samples, block beyond"
-        return {"name": "order", "state": self.kind, "why": why}
+        """Return the order's line in the table at the start of a run."""
+        return {"name": "order", "state": self.kind, "why": "data.order"}
 
     def step_fraction(self, epoch: int, first: int, last: int, accumulation: int) -> float:
         """Return the samples of batches [first, last) as a fraction of those of a complete step.
@@ -107,20 +103,15 @@ class Order:
         """
         if len(self) <= accumulation:
             return 1.0
-        if self.short_last and last < len(self):
-            return 1.0
-        rows = np.arange(first, last)[:, None]
-        positions = self.positions(epoch, rows, np.arange(self.batch_size_all_ranks))
-        num_samples = float((positions >= 0).sum())
-        return num_samples / (accumulation * self.batch_size_all_ranks)
+        size = self.batch_size_all_ranks
+        num_samples = min(last * size, self.count) - first * size
+        return num_samples / (accumulation * size)
 
     def sample(self, positions: np.ndarray) -> np.ndarray:
         """Return int64 sample indices at positions in `range(count)`, both ascending.
 
         A fraction takes evenly spaced samples.
         """
-        if self.count == self.length:
-            return positions
         return positions * self.length // self.count
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[np.ndarray]:
@@ -154,9 +145,8 @@ class Order:
             positions: np.ndarray = shuffled[turns]
             return positions
 
-        last_block = len(shuffled) - 1
-        sizes = np.full(len(shuffled), self.block)
-        sizes[shuffled == last_block] = self.count - last_block * self.block
+        # Only the last block of the data may be smaller.
+        sizes = np.minimum(self.block, self.count - shuffled * self.block)
         ends = np.cumsum(sizes)
         place_of_block = np.searchsorted(ends, turns, side="right")
         positions = np.empty_like(turns)
@@ -167,14 +157,6 @@ class Order:
             first = ends[place] - sizes[place]
             positions[chosen] = block * self.block + inside[turns[chosen] - first]
         return positions
-
-    def arrangement(self, epoch: int) -> np.ndarray:
-        """Return the result of `arrange` for an epoch; the latest one is cached."""
-        kept_epoch, shuffled = self._kept
-        if kept_epoch != epoch:
-            shuffled = self.arrange(epoch)
-            self._kept = (epoch, shuffled)
-        return shuffled
 
     def arrange(self, epoch: int) -> np.ndarray:
         """Return all samples of an epoch in random order, or all blocks with the order `block`."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..interfaces import Batch, Rows, Samples, Spans
-from .store import Array, Store
+from .store import Array
 
 # PyTorch on a CPU cannot index unsigned types; these have the same bits.
 SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32}
@@ -23,21 +23,8 @@ SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32}
 
 def mapped(array: Array) -> Tensor:
     """Return the array (N, *row) as a tensor over its mapped file."""
-    return torch.from_numpy(array.rows()).view(dtype_of(array))
-
-
-def dtype_of(array: Array) -> torch.dtype:
-    """Return the dtype of `Rows.values` for this array."""
     dtype: torch.dtype = getattr(torch, array.dtype)
-    return dtype
-
-
-def count_bytes(samples: Samples, store: Store, indices: np.ndarray) -> int:
-    """Return the bytes of the samples' rows as they are stored, padding included."""
-    total = 0
-    for name, spans in samples.spans(indices, 0).items():
-        total += spans.starts.size * spans.width * store.arrays[name].row_bytes
-    return total
+    return torch.from_numpy(array.rows()).view(dtype)
 
 
 def gather(source: Tensor, spans: Spans, empty: Callable[..., Tensor] = torch.empty) -> Rows:

@@ -9,19 +9,18 @@ copied: the manifest has its path.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import math
 import os
-import re
 import shutil
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-from pydantic import BaseModel
 
 from ..errors import UserError
 from ..files import is_sealed, lock, read_json, sha256, sync, write_json, write_sealed
@@ -29,37 +28,10 @@ from ..files import is_sealed, lock, read_json, sha256, sync, write_json, write_
 FORMAT = 4  # goes up when the manifest, an array or the fingerprint means something else
 MANIFEST = "manifest.json"
 REMEMBERED = "data.json"
-OURS = re.compile(r"store-[^/]+-[0-9a-f]{12}\.bin")
+OURS = "store-*-" + 12 * "[0-9a-f]" + ".bin"  # the files of arrays, as a pattern of `glob`
 SMALL_BYTES = 64 << 20  # up to here, comparing all checksums takes less time than importing torch
 SYNTHETIC = "synthetic"  # the kind, and the folder, of data that `train` makes where there are none
-
-
-class FileEntry(BaseModel, strict=True):
-    """A file of a prepared dataset, as the manifest describes it."""
-
-    bytes: int
-    sha256: str
-
-
-class ArrayEntry(BaseModel, strict=True):
-    """The place of an array; see `Array`."""
-
-    file: str
-    offset: int | None
-    shape: list[int]
-    dtype: str
-    dataset: str = ""
-
-
-class DataManifest(BaseModel, strict=True):
-    """The types in a manifest."""
-
-    workload: str
-    source: dict[str, Any]
-    facts: dict[str, Any]
-    splits: dict[str, list[int]]
-    arrays: dict[str, ArrayEntry]
-    files: dict[str, FileEntry]
+AGAIN = "run `prepare` again; for synthetic data, remove the folder and run `train`"
 
 
 @dataclass(frozen=True)
@@ -74,7 +46,7 @@ class Array:
     name: str
     path: Path
     offset: int | None
-    shape: tuple[int, ...]
+    shape: Sequence[int]
     dtype: str
     dataset: str = ""
 
@@ -96,15 +68,13 @@ class Array:
             remedy = "use the loader chunk, or `prepare --dtype` to store it again"
             raise UserError(what, str(self.path), remedy)
         try:
-            return np.memmap(self.path, self.stored, mode="c", offset=self.offset, shape=self.shape)
+            return np.memmap(
+                self.path, self.stored, mode="c", offset=self.offset, shape=tuple(self.shape)
+            )
         except (FileNotFoundError, ValueError):  # there is no file, or it is too short
             what = f"the rows of '{self.name}' are not here"
             remedy = "this needs the prepared data: name them with --data.path"
             raise UserError(what, str(self.path), remedy) from None
-
-    def read(self, first: int, last: int) -> np.ndarray:
-        """Rows [first, last)."""
-        return self.rows()[first:last]
 
 
 class Store:
@@ -115,18 +85,10 @@ class Store:
         number = manifest.get("format", FORMAT)
         if number != FORMAT:
             what = f"the data are of format {number}, this project reads {FORMAT}"
-            raise UserError(what, str(path), _again(path.parent))
-        try:
-            self._read(path.parent, manifest)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise UserError("the manifest is damaged", str(path), _again(path.parent)) from error
-
-    def _read(self, folder: Path, manifest: dict[str, Any]) -> None:
-        """Take the content of a manifest. Raises an error if something in it cannot be true."""
+            raise UserError(what, str(path), AGAIN)
         if not is_sealed(manifest):
-            raise ValueError("it does not match its seal")
-        DataManifest.model_validate(manifest)
-        self.folder = folder
+            raise UserError("the manifest is damaged", str(path), AGAIN)
+        self.folder = path.parent
         self.resident: dict[str, Any] = {}  # rows that a loader keeps on the device, by array
         self.manifest = manifest
         self.workload = manifest["workload"]
@@ -137,16 +99,11 @@ class Store:
         self.arrays: dict[str, Array] = {}
         places = {}
         for name, entry in manifest["arrays"].items():
-            file = self.files[entry["file"]]
-            self.arrays[name] = _array(folder, name, **entry)
-            if not _is_possible(self.arrays[name], entry["file"], file["bytes"]):
-                raise ValueError(f"{name} cannot be in {entry['file']}")
-            places[name] = {**entry, "file": file["sha256"]}  # the path of an HDF5 file may change
-
-        num_rows = max((array.shape[0] for array in self.arrays.values()), default=0)
-        for name, (first, end) in self.splits.items():
-            if not 0 <= first <= end <= num_rows:
-                raise ValueError(f"the split {name} is not within the {num_rows} rows")
+            fields = dict(entry)
+            file = fields.pop("file")
+            self.arrays[name] = Array(name, self.folder / file, **fields)
+            # The path of an HDF5 file may change.
+            places[name] = {**entry, "file": self.files[file]["sha256"]}
 
         # The same bytes with other targets, class names or characters are other data.
         content = json.dumps([places, self.splits, self.facts], sort_keys=True)
@@ -161,10 +118,7 @@ class Store:
         folder = Path(folder)
         path = folder / MANIFEST
         if not path.exists():
-            remedy = "run `prepare --input …` first"
-            if folder.name == SYNTHETIC:
-                remedy = "`train` without --data.path makes the synthetic data"
-            raise UserError("no prepared data", str(folder), remedy)
+            raise UserError("no prepared data", str(folder), "run `prepare --input …` first")
         with open(path, "rb"):  # raises OSError: a manifest that cannot be read is not damaged
             store = cls(path, read_json(path))
         if workload and store.workload != workload:
@@ -190,7 +144,7 @@ class Store:
             what = "the stored data are damaged"
         else:
             return
-        raise UserError(what, str(path), "copy it again, or " + _again(self.folder))
+        raise UserError(what, str(path), f"copy it again, or {AGAIN}")
 
     def remember(self, run: Path) -> None:
         """Keep the manifest in the run's folder."""
@@ -208,25 +162,6 @@ class Store:
         path = run / REMEMBERED
         manifest = read_json(path)
         return cls(path, manifest) if is_sealed(manifest) else None
-
-
-def _array(folder: Path, name: str, file: str, shape: list[int], **fields: Any) -> Array:
-    return Array(name, folder / file, shape=tuple(shape), **fields)
-
-
-def _is_possible(array: Array, file: str, num_bytes: int) -> bool:
-    """Whether the file is in the folder, or an HDF5 file anywhere, and can hold so many rows."""
-    last_start = num_bytes - math.prod(array.shape) * array.stored.itemsize
-    is_within = array.offset is None or 0 <= array.offset <= last_start
-    is_known = OURS.fullmatch(file) is not None or Path(file).is_absolute()
-    return is_within and is_known and min(array.shape) >= 0
-
-
-def _again(folder: Path) -> str:
-    """Return what makes these data again."""
-    if folder.name == SYNTHETIC:
-        return f"remove {folder}: `train` makes the synthetic data again"
-    return "run `prepare` again"
 
 
 class StoreWriter:
@@ -249,22 +184,23 @@ class StoreWriter:
         self.source: dict[str, Any] = {}
         self.arrays: dict[str, dict[str, Any]] = {}
         self.files: dict[str, dict[str, Any]] = {}
-        self._partial = self.folder / f".store-{os.getpid()}.partial"
+        self._partial = self.folder / ".store.partial"
         self._open: dict[str, BinaryIO] = {}  # files of arrays that grow
-        self._lock = lock(self.folder, "the data folder")
+        self._closing = ExitStack()
 
     def __enter__(self) -> StoreWriter:
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self._lock.__enter__()
-            # A `prepare` that was killed has left these.
-            for stale in self.folder.glob(".store-*.partial"):
-                shutil.rmtree(stale, ignore_errors=True)
-            self._partial.mkdir()
-        except OSError as error:
-            what = f"cannot write into the folder ({error.strerror})"
-            raise UserError(what, str(self.folder), "choose another data.path") from error
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._closing.enter_context(lock(self.folder, "the data folder"))
+        shutil.rmtree(self._partial, ignore_errors=True)  # a `prepare` that was killed has left it
+        self._partial.mkdir()
+        self._closing.callback(shutil.rmtree, self._partial)
+        self._closing.callback(self._remove_unnamed)
         return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        with self._closing:
+            if error is None:
+                self._commit()
 
     def path(self, name: str) -> Path:
         """The file of an array until the end of the block."""
@@ -280,36 +216,28 @@ class StoreWriter:
             shape = [0, *rows.shape[1:]]
             dtype = dtype or str(rows.dtype)
             self.arrays[name] = {"offset": 0, "shape": shape, "dtype": dtype}
-            self._open[name] = open(self.path(name), "wb")  # noqa: SIM115 - closed at the end
+            file = open(self.path(name), "wb")  # noqa: SIM115 - closed at the end
+            self._open[name] = self._closing.enter_context(file)
         self.arrays[name]["shape"][0] += len(rows)
         self._open[name].write(np.ascontiguousarray(rows).data)
 
     def appended(self, name: str) -> np.ndarray:
         """Map the rows that an array has so far."""
         self._open[name].flush()
-        return _array(self._partial, name, f"{name}.bin", **self.arrays[name]).rows()
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        try:
-            for file in self._open.values():
-                file.close()
-            if error is None:
-                self._commit()
-        finally:
-            shutil.rmtree(self._partial, ignore_errors=True)
-            self._remove_unnamed()
-            self._lock.__exit__(None, None, None)
+        return Array(name, self.path(name), **self.arrays[name]).rows()
 
     def _commit(self) -> None:
         """Give the files their names, then write the manifest."""
+        for file in self._open.values():
+            file.close()
         self.arrays = {name: entry for name, entry in self.arrays.items() if name[0] != "."}
         for name, entry in self.arrays.items():
             if "file" in entry:
                 continue  # it stays where it is
             path = self.path(name)
-            file = size_and_hash(path)
-            entry["file"] = f"store-{name}-{file['sha256'][:12]}.bin"
-            self.files[entry["file"]] = file
+            described = size_and_hash(path)
+            entry["file"] = f"store-{name}-{described['sha256'][:12]}.bin"
+            self.files[entry["file"]] = described
             sync(path)
             os.replace(path, self.folder / entry["file"])
         sync(self.folder)
@@ -321,13 +249,10 @@ class StoreWriter:
 
     def _remove_unnamed(self) -> None:
         """Delete arrays that the manifest does not name: the previous ones, or unfinished ones."""
-        manifest = read_json(self.folder / MANIFEST)
-        if not is_sealed(manifest):
-            return  # it may be repaired, and then needs its files
-        with contextlib.suppress(OSError):
-            for path in self.folder.iterdir():
-                if OURS.fullmatch(path.name) and path.name not in manifest["files"]:
-                    path.unlink()
+        named = read_json(self.folder / MANIFEST).get("files", {})
+        for path in self.folder.glob(OURS):
+            if path.name not in named:
+                path.unlink()
 
 
 def size_and_hash(path: Path) -> dict[str, Any]:

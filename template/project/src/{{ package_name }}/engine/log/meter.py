@@ -6,6 +6,7 @@ references here, and nothing waits for the GPU.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -103,17 +104,15 @@ class Meter:
                 values = values * weights
             sums.append(torch.stack([values.sum(), weights.sum()]).float())
         totals = self.distributed.sum_over_ranks(torch.stack(sums))
-        means = totals[:, 0] / totals[:, 1].clamp(min=1)
+        means = (totals[:, 0] / totals[:, 1].clamp(min=1)).tolist()
         self.check()
 
-        # All values are copied at once, because each copy waits for the GPU.
-        norms = torch.stack(self._norms).float()
-        num_skipped = (~norms.isfinite()).sum()
-        numbers = torch.stack([norms[-1], num_skipped, *means]).tolist()
-        names = list(self._values)
+        norms = torch.stack(self._norms).tolist()
+        num_skipped = sum(not math.isfinite(norm) for norm in norms)
+        by_name = dict(zip(self._values, means, strict=True))
         self._values = {"loss": []}
         self._norms = []
-        return numbers[0], int(numbers[1]), dict(zip(names, numbers[2:], strict=True))
+        return norms[-1], num_skipped, by_name
 
     def check(self) -> None:
         """Raise `NonFinite` if a loss or a gradient since the last check is not (host sync).
@@ -135,12 +134,8 @@ class Meter:
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's values that the next record will average (host sync)."""
-        values = {}
-        for name, pairs in self._values.items():
-            if pairs:
-                values[name] = torch.stack([torch.stack(pair) for pair in pairs]).tolist()
-        norms = torch.stack(self._norms).tolist() if self._norms else []
-        return {"values": values, "norms": norms}
+        values = {name: torch.tensor(pairs).tolist() for name, pairs in self._values.items()}
+        return {"values": values, "norms": torch.tensor(self._norms).tolist()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Add the values of a rank to the next record."""

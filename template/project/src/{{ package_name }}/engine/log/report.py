@@ -1,11 +1,11 @@
-"""The report of a run, `report.md` with `curves.png`, and the layout of tables and plots.
+"""The report of a run, `report.md` with `curves.png`, and the layout of tables.
 
 Nothing here imports torch, so the report of a crashed run can be written on another machine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,6 @@ Cells = tuple[Any, ...]
 """The cells of one line of a table."""
 
 NO_METRICS = ("split", "samples_per_second", "seconds", "time")  # in the record of an evaluation
-FEW_POINTS = 50  # a curve with more points has no markers
 
 
 def write_report(folder: Path) -> list[tuple[str, str]]:
@@ -33,9 +32,11 @@ def write_report(folder: Path) -> list[tuple[str, str]]:
     lines = summary(record)
     changed = [tuple(row.values()) for row in record.environment.get("changed", [])]
     header = ("setting", "value", "default", "from")
+    with replacing(folder / "curves.png") as file:
+        curves(record).savefig(file)
     sections = [
         [f"# Run {folder.resolve().name}", "", *(f"- {name}: {text}" for name, text in lines)],
-        [draw(folder / "curves.png", lambda: plots(curves(record)))],
+        ["![curves](curves.png)"],
         table("Settings that differ from the defaults", header, changed),
     ]
     for module in discover("hooks", "report_lines") + discover("commands", "report_lines"):
@@ -74,21 +75,8 @@ def side_by_side(rows: dict[str, Row]) -> tuple[Cells, list[Cells]]:
     """Return header and cells of a table: a line for each row, a column for each number."""
     names = [name for row in rows.values() for name in row if name not in NO_METRICS]
     names = list(dict.fromkeys(names))
-    repeated = repeated_column(names, list(rows.values()))
-    names = [name for name in names if name != repeated]
     cells = [(title, *(row.get(name) for name in names)) for title, row in rows.items()]
     return ("", *names), cells
-
-
-def repeated_column(names: list[str], rows: list[Row]) -> str:
-    """Return `loss`, or a metric that is the same number; of both, the one in fewer rows."""
-    with_loss = [row for row in rows if "loss" in row]
-    for name in names:
-        with_name = [row for row in rows if name in row]
-        pairs = [(show(row["loss"]), show(row[name])) for row in with_name if "loss" in row]
-        if name != "loss" and pairs and all(loss == value for loss, value in pairs):
-            return "loss" if len(with_name) > len(with_loss) else name
-    return ""
 
 
 # --- text
@@ -137,66 +125,34 @@ def show(value: Any, digits: int = 5) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Format seconds as `3.2 s`, from a minute on as `1:02:03` or `12 days, 1:02:03`."""
-    return f"{seconds:.1f} s" if seconds < 60 else str(timedelta(seconds=round(seconds)))
+    """Format seconds as `1:02:03`, from a day on as `12 days, 1:02:03`."""
+    return str(timedelta(seconds=round(seconds)))
 
 
 # --- plots
 
 
-def draw(path: Path, make_figure: Callable[[], Figure]) -> str:
-    """Save a figure; return its line of Markdown, or why it was not drawn."""
-    try:
-        with replacing(path) as file:
-            make_figure().savefig(file, format="png", dpi=120)
-    except Exception as error:  # the report matters more than its plot, above all after a crash
-        return f"{path.name} was not drawn: {type(error).__name__}: {error}"
-    return f"![{path.stem}]({path.name})"
-
-
-def curves(record: Record) -> dict[str, dict[str, Series]]:
-    """Return the curves of a run by the title of their plot: losses and learning rate."""
-    losses = {
-        "training": numbers(record.training, "loss"),
-        "validation": numbers(record.evaluations, "loss"),
-    }
-    if record.baseline is not None:
-        losses["baseline"] = [(row["step"], record.baseline) for row in record.evaluations]
-    rates = {"training": numbers(record.training, "learning_rate")}
-    return {"loss": losses, "learning_rate": rates}
-
-
-def plots(titles: dict[str, dict[str, Series]]) -> Figure:
-    """Plot curves over the steps, two plots in a line."""
+def curves(record: Record) -> Figure:
+    """Plot the losses, with the baseline, and the learning rate."""
     # pyplot is avoided because of its global state.
     from matplotlib.figure import Figure
 
-    num_lines = -(-len(titles) // 2)
-    figure = Figure(figsize=(12, 3 * num_lines), layout="constrained")
-    for place, (title, series) in enumerate(titles.items(), start=1):
-        axes = figure.add_subplot(num_lines, 2, place)
-        tidy(axes, title.replace("_", " "), "step")
-        plot(axes, series)
+    figure = Figure(figsize=(12, 3.5), layout="constrained")
+    losses, rates = figure.subplots(1, 2)
+    losses.set(title="loss", xlabel="step")
+    plot(losses, "training", numbers(record.training, "loss"))
+    plot(losses, "validation", numbers(record.evaluations, "loss"))
+    if record.baseline is not None:
+        losses.axhline(record.baseline, color="0.5", label="baseline")
+    losses.legend()
+    rates.set(title="learning rate", xlabel="step")
+    plot(rates, "training", numbers(record.training, "learning_rate"))
     return figure
 
 
-def tidy(axes: Any, title: str, x: str = "", y: str = "") -> None:
-    """Give a plot its title, axis labels and a pale grid."""
-    axes.set_title(title, loc="left", fontsize=10)
-    axes.set_xlabel(x, fontsize=9)
-    axes.set_ylabel(y, fontsize=9)
-    axes.tick_params(labelsize=8)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.25, linewidth=0.6)
-
-
-def plot(axes: Any, series: dict[str, Series]) -> None:
-    """Plot curves without their first tenth, whose values would flatten the others."""
-    for label, pairs in series.items():
-        late = [(step, value) for step, value in pairs if step >= pairs[-1][0] / 10]
-        steps = [step for step, _ in late]
-        values = [value for _, value in late]
-        marker = "." if len(late) <= FEW_POINTS else ""
-        axes.plot(steps, values, label=label, marker=marker)
-    if len(series) > 1:
-        axes.legend(frameon=False, fontsize=8)
+def plot(axes: Any, label: str, series: Series) -> None:
+    """Plot a curve without its first tenth, whose values would flatten the others."""
+    late = [(step, value) for step, value in series if step >= series[-1][0] / 10]
+    steps = [step for step, _ in late]
+    values = [value for _, value in late]
+    axes.plot(steps, values, ".-", markersize=3, label=label)

@@ -10,8 +10,8 @@ import json
 import math
 import sys
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -38,7 +38,7 @@ class RunLog:
         self.first_step = 0  # after which this call trains
         self.num_steps = 0
         self._file: TextIO = io.StringIO()  # metrics.jsonl, from `start` on
-        self._bar: tqdm | None = None
+        self._bar = tqdm(disable=True)
         self._alerted: set[str] = set()
 
     def start(self, progress: Progress, num_steps: int) -> None:
@@ -61,11 +61,10 @@ class RunLog:
                 records.append(record)
         write_text(path, "".join(json.dumps(record) + "\n" for record in records))
         self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115
-        show_bar = self.show_bar
-        if show_bar == "auto":
-            show_bar = sys.stderr.isatty()
-        if show_bar:
-            self._bar = tqdm(total=num_steps, initial=step, unit="step", dynamic_ncols=True)
+        disable = None if self.show_bar == "auto" else not self.show_bar  # None: on a terminal
+        self._bar = tqdm(
+            total=num_steps, initial=step, unit="step", dynamic_ncols=True, disable=disable
+        )
         address = self.tracker.open(step) if self.tracker else ""
         if address:
             self.line(f"tracked in {address}")
@@ -74,12 +73,9 @@ class RunLog:
 
     def line(self, text: str) -> None:
         """Print one line on rank 0, above the progress bar if there is one."""
-        if not self.is_main:
-            return
-        if self._bar is not None:
+        if self.is_main:
             tqdm.write(text)
-        else:
-            print(text, flush=True)
+            sys.stdout.flush()
 
     # --- records
 
@@ -90,7 +86,7 @@ class RunLog:
         if self.step > self.first_step:
             text += f"  ETA {duration(record['eta_s'])}"
         self._write(record)
-        if self._bar is None:
+        if self._bar.disable:
             self.line(f"step {record['step']}/{self.num_steps}  epoch {record['epoch']}  {text}")
         else:
             self._bar.set_postfix_str(text, refresh=False)
@@ -109,9 +105,13 @@ class RunLog:
             return
         self.step = record["step"]
         record = {name: finite_or_none(value) for name, value in record.items()}
-        with self._despite_full_disk():
+        try:
             self._file.write(json.dumps(record) + "\n")
             self._file.flush()  # a killed run loses no record
+        except OSError as error:  # the next record that fits is written with this one
+            what = f"{self.folder}: {error.strerror}"
+            text = f"{what}: metrics wait in memory, training continues: free some space"
+            self.alert(self.step, "disk", text)
         if self.tracker is None:
             return
         group = record.get("split", "train")
@@ -120,16 +120,6 @@ class RunLog:
             if isinstance(value, float) and name != "time":
                 numbers[f"{group}/{name}"] = value
         self.tracker.log(record["step"], numbers)
-
-    @contextmanager
-    def _despite_full_disk(self) -> Iterator[None]:
-        """Turn a full disk into an alert; the next record that fits is written with the others."""
-        try:
-            yield
-        except OSError as error:
-            what = f"{self.folder}: {error.strerror}"
-            text = f"{what}: metrics wait in memory, training continues: free some space"
-            self.alert(self.step, "disk", text)
 
     # --- events and files
 
@@ -157,10 +147,9 @@ class RunLog:
 
     def close(self) -> None:
         """Write what is left. Every rank calls it, also after an error."""
-        with self._despite_full_disk():
+        with suppress(OSError):
             self._file.close()
-        if self._bar is not None:
-            self._bar.close()
+        self._bar.close()
         if self.tracker is not None:
             self.tracker.close()
 
