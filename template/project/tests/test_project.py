@@ -14,10 +14,9 @@ from conftest import ROOT, module
 
 CONFIG = ROOT / "config.yaml"
 PROFILES = list(yaml.safe_load(CONFIG.read_text(encoding="utf-8"))["profiles"])
-SHORT = (
-    *("--training.max_steps", "60", "--schedule.warmup_steps", "5", "--monitor.every_steps", "1"),
-    *("--training.init_from", ""),  # the empty folder has no weights of another run
-)
+SHORT = ["--training.max_steps", "60", "--schedule.warmup_steps", "5", "--monitor.every_steps", "1"]
+if "finetune.init_from" in module("config").SETTINGS:
+    SHORT += ["--finetune.init_from", ""]  # the empty folder has no weights of another run
 
 
 def losses(run: str) -> list[float]:

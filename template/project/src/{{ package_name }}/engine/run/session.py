@@ -146,12 +146,14 @@ class Session:
         if isinstance(error, UserError) and not has_started:
             shutil.rmtree(self.folder, ignore_errors=True)
             return
-        # A full disk must not hide the error.
-        with contextlib.suppress(OSError):
-            state, reason = self._outcome(error)
-            write_status(self.folder, state, reason, self.run.step if self.run else 0)
-            if not self.trial:
-                write_report(self.folder)
+        state, reason = self._outcome(error)
+        write_status(self.folder, state, reason, self.run.step if self.run else 0)
+        if self.trial:
+            return
+        try:
+            write_report(self.folder)
+        except Exception as failure:  # a full disk or a broken plot must not hide how the run ended
+            print(f"note: no report: {type(failure).__name__}: {failure}")
 
     def _outcome(self, error: BaseException | None) -> tuple[str, str]:
         """Return the state and the reason."""
