@@ -91,7 +91,7 @@ def test_a_wrong_row_is_flagged_and_a_right_one_is_not(tmp_path):
                 torch._foreach_mul_(group["params"], 3.0)
 
     def fault(settings):
-        if settings["reproducibility"]["deterministic"]:
+        if settings["reproducibility.deterministic"]:
             torch.optim.AdamW.step = explode  # type: ignore[assignment,method-assign]
 
     benchmark = command(render(), tmp_path, "deterministic", *TWICE, before=fault)
@@ -124,7 +124,7 @@ def test_an_interrupted_benchmark_is_resumed(tmp_path):
 
 def test_a_row_that_fails_is_named_with_the_reason(tmp_path):
     def fault(settings):
-        if settings["optimizer"]["fused"]:
+        if settings["optimizer.fused"]:
             importlib.import_module(f"{PACKAGE}.engine.run.run").Run.end_step = no_memory
 
     def no_memory(*_):

@@ -51,15 +51,15 @@ HOSTILE = {
     "an alias of itself": ("profiles: {a: &a {b: *a}}", "unknown setting 'b.b'"),
     "aliases that nest": (
         "profiles: {a: [&a0 [[[[[[1]]]]]], &a1 [[[[[[*a0]]]]]], &a2 [[[[[[*a1]]]]]], [*a2]]}",
-        "profiles cannot be .*give a mapping",
+        "profiles cannot be .*valid dictionary",
     ),
     "brackets": (f"profiles: {NESTED}", "recursion|nesting depth"),
     "blocks": (
         "profiles:\n" + "".join(" " * n + "-\n" for n in range(1, 400)),
-        "profiles cannot be .*give a mapping|recursion|nesting depth",
+        "profiles cannot be .*valid dictionary|recursion|nesting depth",
     ),
     "many values": ("finetune.phases: [" + "1, " * 20_000 + "]", "finetune.phases cannot be "),
-    "a long number": ("training: {epochs: 0x" + "f" * 5_000 + "}", "a whole number"),
+    "a long number": ("training: {epochs: 0x" + "f" * 5_000 + "}", "an integer"),
 }
 
 
@@ -81,7 +81,7 @@ def test_yaml_beyond_every_configuration_is_refused_at_once(kind, tmp_path):
 )
 def test_the_same_in_a_flag(words, tmp_path):
     refused = start(TABULAR, "train", *words, cwd=tmp_path, before=bounded).wait(seconds=60)
-    assert len(one_error(refused, words[0].partition("=")[0], "give a ")) < 300
+    assert len(one_error(refused, words[0].partition("=")[0], " cannot be ")) < 300
 
 
 def test_files_of_a_run_and_of_the_project_are_read_in_the_same_way(tmp_path):
@@ -243,7 +243,7 @@ def test_without_optimizations_the_graphs_are_built_again_with_the_same_losses(t
         words = ("train", "--no-optimize", *words, *split("--training.max_steps 3"))
         check_run(project, *words, *split("--monitor.every_steps 1"), cwd=folder)
         settings = (newest_run(folder) / "config.resolved.yaml").read_text()
-        assert ("\n  use_in_training: true " in settings) == (number == 0)
+        assert ("graph_builder.use_in_training: true " in settings) == (number == 0)
         curves.append(losses(folder))
     assert curves[0] == curves[1]
 

@@ -18,7 +18,7 @@ LONG = ("--training.epochs", "100000", "--evaluation.every_steps", "10")
 def length(cwd: Path) -> tuple[int, str]:
     """Steps of the newest run and where that number came from, as config.resolved.yaml has them."""
     text = (newest_run(cwd) / "config.resolved.yaml").read_text()
-    steps, origin = re.findall(r"^  max_steps: (\d+) +# (.+)$", text, flags=re.MULTILINE)[0]
+    steps, origin = re.findall(r"^training.max_steps: (\d+) +# (.+)$", text, flags=re.MULTILINE)[0]
     return int(steps), origin
 
 

@@ -222,19 +222,3 @@ def test_advice_fits_the_run(given, precision, expected):
     overrides = [tuple(given.split("="))] if given else []
     advice = explanations.advice(config.load(overrides=overrides), precision).split("; or ")
     assert sorted(advice) == sorted(["lower optimizer.learning_rate (0.001)", *expected])
-
-
-# ---- flags ---------------------------------------------------------------------------------------
-
-
-def test_dashes_and_underscores_are_the_same_in_flags(capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("TRAINING_ROOT", ".")
-    main = imported(TABULAR, "__main__").main
-    words = split("--data.batch-size 7 --optimizer.learning-rate=0.5 --max_steps 3 --print_config")
-    assert main(["train", *words]) == 0
-    shown = capsys.readouterr().out
-    assert re.search(r"batch_size: 7 +# --data.batch_size$", shown, re.MULTILINE)
-    assert re.search(r"learning_rate: 0.5 +# --optimizer.learning_rate$", shown, re.MULTILINE)
-    assert main(["train", "--max_steps=-1"]) == 2
-    assert "a run cannot have -1 steps" in capsys.readouterr().err

@@ -104,7 +104,9 @@ def test_an_installed_package_works_in_the_current_directory_and_says_where_sett
     def printed(**more):
         known = environment | more
         done = subprocess.run(command, cwd=tmp_path, env=known, capture_output=True, text=True)
-        return re.findall(r"^  seed: (\d+) +# ", done.stdout, re.MULTILINE)[0], done.stderr
+        return re.findall(r"^reproducibility.seed: (\d+) +# ", done.stdout, re.MULTILINE)[
+            0
+        ], done.stderr
 
     note = f"note: no config.yaml in {tmp_path}: all settings have their defaults\n"
     assert printed() == ("42", note)

@@ -105,7 +105,8 @@ def from_tensorboard(place: Path) -> tuple[dict[str, str], Series]:
     for name in accumulator.Tags()["scalars"]:
         series[name] = [(event.step, event.value) for event in accumulator.Scalars(name)]
     (text,) = accumulator.Tensors("config/text_summary")
-    return flat(yaml.safe_load(text.tensor_proto.string_val[0])), series
+    settings = yaml.safe_load(text.tensor_proto.string_val[0])
+    return {key: str(value) for key, value in settings.items()}, series
 
 
 def flat(config: dict[str, Any]) -> dict[str, str]:

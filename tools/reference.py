@@ -11,13 +11,14 @@ from __future__ import annotations
 import argparse
 import functools
 import importlib.util
+import itertools
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from types import ModuleType
-from typing import Any, NamedTuple
+from types import ModuleType, UnionType
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
 import yaml
 
@@ -165,12 +166,36 @@ def written(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
+KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+# pydantic's names of the limits, and how to print them.
+LIMITS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+
+
+def allowed(kind: Any, metadata: Iterable[Any] = ()) -> str:
+    """The values of a setting: `a whole number at least 0 and at most 256 or auto`."""
+    origin = get_origin(kind)
+    choices = get_args(kind)
+    if origin is Literal:
+        return ", ".join(choices)
+    if origin is Annotated:
+        limits = [limit for info in choices[1:] for limit in getattr(info, "metadata", ())]
+        return allowed(choices[0], limits)
+    if origin in (Union, UnionType):
+        return " or ".join(map(allowed, choices))
+    if origin is tuple:
+        return f"a list, each {allowed(choices[0])}"
+    words = []
+    for limit, name in itertools.product(metadata, LIMITS):
+        if hasattr(limit, name):
+            words.append(f" {LIMITS[name]} {getattr(limit, name)}")
+    return KINDS.get(kind, "a mapping") + " and".join(words)
+
+
 @functools.cache
 def all_settings() -> dict[str, Variants]:
     """Every setting of every project, with what each project says about it."""
     settings: dict[str, Variants] = {}
     for place in PLACES:
-        allowed = module("engine.settings.config", *place).allowed
         for key, setting in module("config", *place).SETTINGS.items():
             if place.tracker != "none" and not key.startswith("tracker."):
                 continue

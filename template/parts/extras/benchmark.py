@@ -84,7 +84,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
     about = {
         "protocol": protocol(arguments, settings, trials),
         "environment": environment(card),
-        "state": {"data": store.fingerprint, "settings": settings.resolved()},
+        "state": {"data": store.fingerprint, "settings": settings.model_dump(mode="json")},
         "headlines": own["headlines"],
         "skipped": {switch.name: switch.why_not for switch in known if switch.why_not},
     }

@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..engine.compute import gpu_table
 from ..engine.errors import UserError
 from ..engine.log.record import Record, numbers
-from ..engine.settings.sources import near, read
+from ..engine.settings.sources import read
 
 if TYPE_CHECKING:
     from ..config import Settings
@@ -106,10 +107,10 @@ def known(name: str, where: str) -> str:
     if key in ("cpu", *gpu_table.table()):
         return key
     longer = [card for card in gpu_table.table() if card.startswith(key)]
-    guess = near(key, gpu_table.table())
+    similar = get_close_matches(key, gpu_table.table(), 1)
     remedy = f"choose from {', '.join(longer or gpu_table.table())}"
-    if guess and not longer:
-        remedy = f"did you mean {guess}?"
+    if similar and not longer:
+        remedy = f"did you mean {similar[0]}?"
     raise UserError(f"no card {name!r} in the table", where, remedy)
 
 
@@ -182,7 +183,7 @@ def report_lines(run: Path) -> list[str]:
     """Return report lines with the price of a run, at the price per hour in its settings."""
     try:
         settings = read(run / "config.resolved.yaml")
-        price = float(settings["estimate"]["price_per_hour"])
+        price = float(settings["estimate.price_per_hour"])
     except (UserError, KeyError, TypeError, ValueError):
         return []  # a run from before this command was added, or a damaged file
     seconds = seconds_spent(run)

@@ -72,7 +72,7 @@ def search(text: str, configured: Settings, trials: int, minutes: float | None) 
     if first >= last:
         what = "the data have no validation split"
         raise UserError(what, str(store.folder), "run prepare with a --split that has one")
-    identity = [sorted(map(str, space.items())), configured.resolved(), store.fingerprint]
+    identity = [sorted(map(str, space.items())), configured.model_dump(), store.fingerprint]
     name = hashlib.sha256(json.dumps(identity, default=str).encode()).hexdigest()[:8]
     searcher = Searcher(SEARCHES / name, configured, space, trials, minutes)
     searcher.work()

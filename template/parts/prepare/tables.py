@@ -11,6 +11,7 @@ import io
 import re
 from collections.abc import Iterator
 from contextlib import suppress
+from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,7 +25,6 @@ from tqdm import tqdm
 
 from ..engine.errors import UserError
 from ..engine.runs import check_input
-from ..engine.settings.sources import near
 from .scaling import BLOCK_ROWS
 from .times import (
     FIRST_CELLS,
@@ -318,8 +318,8 @@ def place_of(name: str, names: list[str], path: Path) -> int:
     """Return the index of a column; raises `UserError`, with the closest name, if it is missing."""
     if name in names:
         return names.index(name)
-    likely = near(name, names)
-    hint = f"did you mean '{likely}'?" if likely else f"choose one of {', '.join(names[:20])}"
+    likely = get_close_matches(name, names, 1)
+    hint = f"did you mean '{likely[0]}'?" if likely else f"choose one of {', '.join(names[:20])}"
     raise UserError(f"no column '{name}'", str(path), hint)
 
 

@@ -38,7 +38,7 @@ class Tracker(Guarded):
             id=identity,
             name=run_name(self.folder),
             dir=self.folder,
-            config=self.settings.resolved(),
+            config=self.settings.model_dump(),
             mode=mode,
             resume="allow" if mode == "online" else None,
             settings=wandb.Settings(console="off", silent=True, finish_timeout=FINISH_SECONDS),

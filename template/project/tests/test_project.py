@@ -30,7 +30,7 @@ def losses(run: str) -> list[float]:
 @pytest.mark.parametrize("profile", [None, *PROFILES])
 def test_configuration_loads(profile: str | None) -> None:
     settings = module("config").load(CONFIG, profile)
-    assert settings.resolved()["reproducibility"]["seed"] >= 0
+    assert settings.reproducibility.seed >= 0
 
 
 @pytest.mark.parametrize("train", [True, False])

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import argparse
 import io
+import json
 import os
 import sys
-import time
 from collections.abc import Sequence
 from functools import partial
 from importlib import import_module
@@ -23,7 +23,6 @@ from .engine.errors import RANK, UserError, UserErrors, note
 from .engine.plugins import names
 from .engine.run.explanations import explain
 from .engine.runs import ROOT, prepare_process, project_root, typed_path
-from .engine.settings.config import allowed, yaml_line
 from .engine.settings.sources import Layer, suggestion
 from .engine.signals import end, listen
 
@@ -45,7 +44,10 @@ def main(words: list[str] | None = None) -> int:
     except UserError as error:
         if "--debug" in words:
             raise
-        print_error(error)
+        if not error.reported:
+            process = "" if RANK == "0" else f"rank {RANK}: "
+            for line in error.errors:
+                print(f"error: {process}{line}", file=sys.stderr)
         return error.code
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -54,16 +56,6 @@ def main(words: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         print(f"stopped: the output of {words[0]} was closed", file=sys.stderr)
         return CLOSED
-
-
-def print_error(error: UserError) -> None:
-    """Print one line for each error. What all processes of a run have found is printed once."""
-    known_to_all = isinstance(error, UserErrors) and RANK != "0"
-    if error.reported or known_to_all:
-        return
-    process = "" if RANK == "0" else f"rank {RANK}: "
-    for line in error.errors:
-        print(f"error: {process}{line}", file=sys.stderr)
 
 
 def run(words: list[str]) -> int:
@@ -78,10 +70,10 @@ def run(words: list[str]) -> int:
         return 0
     check_command(name)
     prepare_process()
-    command = import_command(name)
+    command = import_module(f".commands.{name}", __package__)
     parser = make_parser(name, command)
     try:
-        arguments, unknown = parser.parse_known_args(map(parser.declared, words[1:]))
+        arguments, unknown = parser.parse_known_args(words[1:])
     except SystemExit:  # after --help
         return 0
     enter_root()
@@ -111,17 +103,6 @@ def check_command(name: str) -> None:
         what = f"{name} runs in one process only"
         where = f"WORLD_SIZE={world_size}"
         raise UserErrors([UserError(what, where, "start it without torchrun")])
-
-
-def import_command(name: str) -> ModuleType:
-    """Import a command. Help waits for it, so a note names a file that takes long."""
-    start_time = time.process_time()
-    command = import_module(f".commands.{name}", __package__)
-    seconds = time.process_time() - start_time
-    if seconds > 1:
-        remedy = "import torch inside its functions"
-        note(f"commands/{name}.py takes {seconds:.1f} s to import: {remedy}")
-    return command
 
 
 def load_settings(
@@ -173,14 +154,6 @@ def enter_root() -> None:
 class Parser(argparse.ArgumentParser):
     """An ArgumentParser that raises its errors as `UserError`."""
 
-    def declared(self, word: str) -> str:
-        """Return a word with its flag as it was declared: `-` and `_` mean the same."""
-        flag, equals, value = word.partition("=")
-        for known in self._option_string_actions:
-            if known.replace("_", "-") == flag.replace("_", "-"):
-                flag = known
-        return f"{flag}{equals}{value}"
-
     def error(self, message: str) -> NoReturn:
         raise UserError(message, "command line", f"see `{self.prog} --help`")
 
@@ -220,23 +193,23 @@ def overview() -> str:
     """Return one line for each command."""
     lines = [f"usage: python -m {__package__} COMMAND [options]\n"]
     for name in names("commands"):
-        summary = (import_command(name).__doc__ or "").partition("\n")[0]
+        command = import_module(f".commands.{name}", __package__)
+        summary = (command.__doc__ or "").partition("\n")[0]
         lines.append(f"  {name:<10} {summary}")
     lines.append("\n`COMMAND --help` describes a command; `train --help` also lists every setting.")
     return "\n".join(lines)
 
 
 def add_settings(parser: argparse.ArgumentParser, described: bool) -> None:
-    """Make every setting a flag; describe it with its values, default, environment and meaning."""
+    """Make every setting a flag; describe it with its meaning, default and environment."""
     purpose = "Each setting is a flag of every command; `train --help` describes them."
     add = parser.add_argument_group("settings", purpose).add_argument
     for key, setting in SETTINGS.items():
         text = argparse.SUPPRESS
         if described:
-            values = allowed(setting.annotation, setting.metadata)
-            default = yaml_line("default", setting.default)
+            default = f"default: {json.dumps(setting.default)}"
             variables = [f", ${name}" for name, target in ENVIRONMENT.items() if target == key]
-            text = f"{values} ({default}{''.join(variables)}) {setting.description}"
+            text = f"{setting.description} ({default}{''.join(variables)})"
         # In a help text of argparse, `%` starts a placeholder.
         add(f"--{key}", metavar="VALUE", default=argparse.SUPPRESS, help=text.replace("%", "%%"))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from ..engine.errors import UserError
 from ..engine.runs import find_run, run_name, typed_run
 
 
@@ -19,12 +18,6 @@ def run(arguments: argparse.Namespace, load: Any) -> None:
     from ..engine.log.report import write_report
 
     folder = find_run(arguments.run)
-    page = folder / "report.md"
-    try:
-        lines = write_report(folder)
-    except OSError as error:
-        what = f"the report could not be written ({error.strerror})"
-        raise UserError(what, str(error.filename), "make the folder writable") from error
-    for name, text in [("run", run_name(folder)), *lines]:
+    for name, text in [("run", run_name(folder)), *write_report(folder)]:
         print(f"{name:<11}{text}")
-    print(f"\n{page}")
+    print(f"\n{folder / 'report.md'}")

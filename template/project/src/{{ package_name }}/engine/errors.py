@@ -28,7 +28,12 @@ class UserError(Exception):
 
 
 class UserErrors(UserError):
-    """Several `UserError`s found in one pass, one printed line each."""
+    """Several `UserError`s found in one pass, one printed line each.
+
+    All processes of a run find the same, so rank 0 prints them.
+    """
+
+    reported = RANK != "0"
 
     def __init__(self, errors: list[UserError]):
         super().__init__("\n".join(map(str, errors)))

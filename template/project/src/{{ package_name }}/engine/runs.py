@@ -53,11 +53,8 @@ def typed_path(word: str) -> str:
 
 def check_input(path: Path) -> None:
     """Raise `UserError` if there is no such file or folder."""
-    if os.path.exists(path):
-        return
-    if ":/" in str(path):  # of two slashes, a `Path` keeps one
-        raise UserError("a URL is not a file", str(path), "download the file, and give its path")
-    raise UserError("no such file or folder", str(path), "check the path")
+    if not os.path.exists(path):
+        raise UserError("no such file or folder", str(path), "check the path")
 
 
 def typed_run(word: str) -> str:

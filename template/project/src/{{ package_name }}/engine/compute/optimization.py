@@ -147,10 +147,11 @@ def describe(
     checkpointing = training.gradient_checkpointing
     accumulation = training.gradient_accumulation_steps
     deterministic = settings.reproducibility.deterministic
+    exact = "never if deterministic"
     rows = [
         *decided,
         ("TF32 in matmuls", "training.precision", tf32, matmuls),
-        ("cuDNN benchmark", "training.cudnn_benchmark", torch.backends.cudnn.benchmark, ""),
+        ("cuDNN benchmark", "training.cudnn_benchmark", torch.backends.cudnn.benchmark, exact),
         ("activation checkpointing", "training.gradient_checkpointing", checkpointing, ""),
         ("accumulation", "training.gradient_accumulation_steps", accumulation, ""),
         ("pinned memory", "data.pin_memory", pinned, "with CUDA only"),

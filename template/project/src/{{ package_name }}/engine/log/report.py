@@ -30,7 +30,7 @@ def write_report(folder: Path) -> list[tuple[str, str]]:
     """
     record = Record(folder)
     lines = summary(record)
-    changed = [tuple(row.values()) for row in record.environment.get("changed", [])]
+    changed = record.environment.get("changed", [])
     header = ("setting", "value", "default", "from")
     with replacing(folder / "curves.png") as file:
         curves(record).savefig(file)

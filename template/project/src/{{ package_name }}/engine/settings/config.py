@@ -6,12 +6,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from functools import cache
-from itertools import product
 from operator import attrgetter
-from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Self
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -25,15 +24,15 @@ class Section(BaseModel):
     """A group of settings, each with a default and a description below it.
 
     Every value arrives as a text, from files, the environment and flags alike; the type of the
-    setting decides what it means. Nan and infinity are rejected, and values cannot change.
+    setting decides what it means. Nan and infinity are rejected, also if a value is assigned.
     """
 
     model_config = ConfigDict(
         extra="forbid",
         allow_inf_nan=False,
         defer_build=True,
-        frozen=True,
         use_attribute_docstrings=True,
+        validate_assignment=True,
     )
 
     def conflicts(self) -> Conflicts:
@@ -55,7 +54,9 @@ def number(value: object) -> object:
         return value
     if "_" in value:
         raise ValueError("a number has no underscores")
-    return float(value)
+    with suppress(ValueError):
+        return float(value)
+    return value
 
 
 Auto = Literal["auto"]
@@ -129,7 +130,8 @@ class Training(Section):
 
     cudnn_benchmark: bool = False
     """Let cuDNN time its convolution algorithms first. This is faster for fixed shapes only, slower
-    if shapes change, and never deterministic. No effect on a model without convolutions."""
+    if shapes change, and off if `deterministic` is set. No effect on a model without
+    convolutions."""
 
 
 class Compile(Section):
@@ -234,46 +236,37 @@ class Settings(Section):
         """Return the value of a setting, such as `data.path`."""
         return attrgetter(key)(self)
 
-    def resolved(self) -> dict[str, Any]:
-        """Return every value as plain data; `load` of the same data gives the same settings."""
-        return self.model_dump(mode="json")
-
     def to_yaml(self) -> str:
         """Return all values as YAML that `load` reads, with the origin of each as a comment."""
         lines = []
-        for section, values in self.resolved().items():
-            if section == "profiles":
-                lines.append(yaml_line(section, values))
-                continue
-            lines.append(f"{section}:")
-            for name, value in values.items():
-                setting = f"  {yaml_line(name, value)}"
-                lines.append(f"{setting:<42}  # {self.origins[f'{section}.{name}']}")
-        return "\n".join([*lines, ""])
+        for key, origin in self.origins.items():
+            # In flow style, any value is on one line; the braces around it are cut off.
+            setting = yaml.safe_dump(
+                {key: self.value(key)},
+                default_flow_style=True,
+                allow_unicode=True,
+                sort_keys=False,
+                width=10**6,
+            )
+            lines.append(f"{setting.strip()[1:-1]:<42}  # {origin}\n")
+        return "".join(lines)
 
-    def changed(self) -> list[dict[str, Any]]:
-        """List the settings that differ from the defaults, and their origins, for env.json."""
+    def changed(self) -> list[tuple[str, Any, Any, str]]:
+        """List the settings that differ from the defaults: key, value, default and origin."""
         rows = []
         for key, field in catalogue(type(self)).items():
             value = self.value(key)
             if value != field.default:
-                origin = self.origins[key]
-                rows.append(
-                    {"name": key, "value": value, "default": field.default, "origin": origin}
-                )
+                rows.append((key, value, field.default, self.origins[key]))
         return rows
 
     def replaced(self, values: Mapping[str, Any], origin: str) -> Self:
-        """Return these settings with other values, by key."""
-        # A copy of these may not fit in memory: aliases of YAML can stand for 10 ** 12 values.
-        tree = self.model_dump(exclude_unset=True, exclude={"profiles"})
-        tree["profiles"] = self.profiles
+        """Return these settings with other values, by key. Raises pydantic's `ValidationError`."""
+        settings = self.model_copy(deep=True)
         for key, value in values.items():
             section, _, name = key.rpartition(".")
-            branch = tree[section] if section else tree
-            branch[name] = value
-        settings = type(self).model_validate(tree)
-        settings._origins = self._origins | dict.fromkeys(values, origin)
+            setattr(settings.value(section) if section else settings, name, value)
+            settings._origins[key] = origin
         return settings
 
     def conflicts(self) -> Conflicts:
@@ -288,22 +281,6 @@ class Settings(Section):
             what = f"compile.mode {mode} overwrites accumulated gradients (pytorch#169545)"
             modes = "default or max-autotune-no-cudagraphs"
             yield what, keys, f"set {keys[0]} to {modes}, or {keys[1]} to 1"
-        if self.reproducibility.deterministic and self.training.cudnn_benchmark:
-            keys = ["reproducibility.deterministic", "training.cudnn_benchmark"]
-            what = "cudnn_benchmark picks kernels by time, so runs differ"
-            yield what, keys, "switch one of the two off"
-
-
-def yaml_line(name: str, value: object) -> str:
-    """Return `name: value` as one line of YAML, as in config.yaml."""
-    # In flow style, any value is on one line; the braces around it are cut off.
-    text = yaml.safe_dump(
-        {name: value}, default_flow_style=True, allow_unicode=True, sort_keys=False, width=10**6
-    )
-    return text.strip()[1:-1]
-
-
-# --- the catalogue, for help and for error lines
 
 
 @cache
@@ -314,34 +291,3 @@ def catalogue(model: type[BaseModel]) -> dict[str, FieldInfo]:
         for name, field in getattr(content.annotation, "model_fields", {}).items():
             settings[f"{section}.{name}"] = field
     return settings
-
-
-KINDS = {
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-    str: "text",
-    NoneType: "null",
-}
-# pydantic's names of the limits, and how to print them.
-LIMITS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
-
-
-def allowed(kind: Any, metadata: Iterable[Any] = ()) -> str:
-    """Describe the values of a setting: `a whole number at least 0 and at most 256 or auto`."""
-    origin = get_origin(kind)
-    choices = get_args(kind)
-    if origin is Literal:
-        return ", ".join(choices)
-    if origin is Annotated:
-        limits = [limit for info in choices[1:] for limit in getattr(info, "metadata", ())]
-        return allowed(choices[0], limits)
-    if origin in (Union, UnionType):
-        return " or ".join(map(allowed, choices))
-    if origin is tuple:
-        return f"a list, each {allowed(choices[0])}"
-    words = []
-    for limit, name in product(metadata, LIMITS):
-        if hasattr(limit, name):
-            words.append(f" {LIMITS[name]} {getattr(limit, name)}")
-    return KINDS.get(kind, "a mapping") + " and".join(words)

@@ -12,7 +12,7 @@ import yaml
 from pydantic import ValidationError
 
 from ..errors import UserError, note
-from .config import Settings, allowed, catalogue
+from .config import Settings, catalogue
 
 S = TypeVar("S", bound=Settings)
 Layer = tuple[str, dict[str, Any]]
@@ -41,21 +41,15 @@ class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mis
 
 def read(path: Path) -> dict[str, Any]:
     """Return the content of a YAML file. Raises `UserError`."""
-    where = str(path)
     try:
-        tree = yaml.load(path.read_text(encoding="utf-8-sig"), Loader) or {}
+        with path.open(encoding="utf-8-sig") as file:
+            tree = yaml.load(file, Loader) or {}
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        remedy = "give a file of YAML in UTF-8"
-        mark = getattr(error, "problem_mark", None)
-        if mark:
-            where += f" line {mark.line + 1}"
-            remedy = "fix that line, or the line above it"
-        problem = getattr(error, "problem", None) or getattr(error, "strerror", None)
-        what = f"cannot read it as YAML ({problem or str(error).partition(chr(10))[0]})"
-        raise UserError(what, where, remedy) from error
+        what = f"cannot read it as YAML ({' '.join(str(error).split())})"
+        raise UserError(what, str(path), "give a file of YAML in UTF-8") from error
     if not isinstance(tree, dict):
         what = f"found {show(tree)} instead of settings"
-        raise UserError(what, where, "write `section.key: value`")
+        raise UserError(what, str(path), "write `section.key: value`")
     return tree
 
 
@@ -70,21 +64,20 @@ def merge(
     """
     known = {**type(settings).model_fields, **catalogue(type(settings))}
     for origin, key, value in flat(layers):
-        if settings.origins.get(key) == origin:
-            errors.append(UserError(f"setting {key!r} is given twice", origin, "keep one of them"))
-        elif key in known:
-            kind = known[key].annotation
-            if value in ("", "null") and type(None) in get_args(kind):
-                value = None
-            try:
-                settings = settings.replaced({key: value}, origin)
-            except ValidationError:
-                remedy = f"give {allowed(kind, known[key].metadata)}"
-                errors.append(UserError(f"{key} cannot be {show(value)}", origin, remedy))
-        elif skip_unknown:
-            note(f"{key} is skipped, as this project has no such setting")
-        else:
-            errors.append(UserError(f"unknown setting {key!r}", origin, suggestion(key, known)))
+        if key not in known:
+            if skip_unknown:
+                note(f"{key} is skipped, as this project has no such setting")
+            else:
+                errors.append(UserError(f"unknown setting {key!r}", origin, suggestion(key, known)))
+            continue
+        if value in ("", "null") and type(None) in get_args(known[key].annotation):
+            value = None
+        try:
+            settings = settings.replaced({key: value}, origin)
+        except ValidationError as error:
+            reasons = dict.fromkeys(reason["msg"] for reason in error.errors())
+            what = f"{key} cannot be {show(value)}"
+            errors.append(UserError(what, origin, " or ".join(reasons)))
     return settings
 
 
@@ -95,25 +88,20 @@ def flat(layers: Iterable[Layer]) -> Iterator[tuple[str, str, Any]]:
     """
     for origin, tree in layers:
         for name, content in tree.items():
-            if isinstance(content, dict) and "." not in name and name != "profiles":
+            if isinstance(content, dict) and name != "profiles":
                 for key, value in content.items():
                     yield origin, f"{name}.{key}", value
             elif content or "." in name:  # a section may be empty
                 yield origin, name, content
 
 
-def near(word: str, spellings: Iterable[str], cutoff: float = 0.7) -> str:
-    """Return the spelling that is most similar to `word`; empty if none is similar."""
-    matches = get_close_matches(word, list(spellings), 1, cutoff)
-    return matches[0] if matches else ""
-
-
 def suggestion(name: str, known: Iterable[str]) -> str:
     """Return the remedy for an unknown name: the most similar one, if there is one."""
-    guess = near(name.replace("lr", "learning_rate"), known)  # `lr` is its name in torch.optim
-    return f"did you mean {guess!r}?" if guess else "remove it, or see `train --help`"
+    # `lr` is its name in torch.optim.
+    similar = get_close_matches(name.replace("lr", "learning_rate"), list(known), 1, 0.7)
+    return f"did you mean {similar[0]!r}?" if similar else "remove it, or see `train --help`"
 
 
 def show(value: object) -> str:
     """Show a wrong value in an error line: short, and on one line."""
-    return shortened(value)[:60] if value else "empty"
+    return shortened(value)[:60]
