@@ -26,7 +26,7 @@ def split_shares(split: str) -> tuple[list[float], bool]:
 
     The last number may be left out.
     """
-    numbers = []
+    numbers: list[float] = []
     with suppress(ValueError):
         numbers = [float(text) for text in split.split(",")]
     numbers += [0.0] * (3 - len(numbers))
