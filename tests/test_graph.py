@@ -247,11 +247,11 @@ def changed(row: int, column: str, cell: str) -> str:
         (changed(5, "low", "0"), ["a price is 0 or below", "ant.csv, row 5"]),
         (changed(7, "high", "0.01"), ["high is below the low", "row 7"]),
         (changed(7, "volume", "-1"), ["volume is below 0", "row 7"]),
-        (changed(7, "open", "n.a."), ["'n.a.' is not a number", "row 7", "'open'"]),
+        (changed(7, "open", "n.a."), ["'n.a.' is not a finite number", "row 7", "'open'"]),
         (changed(7, "date", "01/02/2020"), ["'01/02/2020' is not a time", "row 7", "2024-01-31"]),
         (ANT + ANT.splitlines()[-1] + "\n", ["ant has two rows of 20", "row 221"]),
         (ANT.replace("close", "last"), ["no column 'close'", "ant.csv"]),
-        (ANT + "2030-01-01,1\n", ["2 cells where the header has 6", "row 221"]),
+        (ANT + "2030-01-01,1\n", ["Row #222: Expected 6 columns, got 2", "ant.csv"]),
         (HEADER, ["no rows under the header", "ant.csv"]),
     ],
 )
@@ -270,8 +270,8 @@ def test_a_bad_file_is_one_line(ant, says, tmp_path):
         ("--refresh 0", ["0 is too few", "--refresh"]),
         ("--horizons 2,2", ["'2,2' is not a list of horizons"]),
         ("--horizons 1,40", ["40 days is longer than the validation split of 25", "1,40"]),
-        ("--split 300,20,20", ["needs 340 days", "there are 210"]),
-        ("--split 100,0,20", ["no day is left for validation"]),
+        ("--split 300,20,20", ["210 days cannot be split into 300, 20, 20"]),
+        ("--split 100,0,20", ["210 days cannot be split into 100, 0, 20"]),
         ("--input nowhere", ["no such file or folder", "nowhere"]),
         ("--input empty", ["or .csv.gz file in the folder", "empty"]),
     ],
@@ -323,8 +323,7 @@ def long_lines(names: Any) -> list[str]:
 def test_rows_of_a_stock_come_together_over_blocks_and_files(tmp_path, monkeypatch):
     """Days of all stocks in any order, in two files of many blocks; a day that is there twice is
     named."""
-    for name in ("tables", "scaling"):
-        monkeypatch.setattr(module(f"prepare.{name}"), "BLOCK_ROWS", 97)
+    monkeypatch.setattr(module("prepare.tables"), "BLOCK_BYTES", 4096)
     lines = {"a": long_lines(NAMES[:3]), "b": long_lines(NAMES[3:])}
     for name, of_file in lines.items():
         (tmp_path / f"{name}.csv").write_text(HEADER.strip() + ",ticker\n" + "".join(of_file))

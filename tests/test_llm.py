@@ -533,7 +533,7 @@ NO_TEXT = ("not UTF-8", "text.txt, byte 1000", "--tokenizer byte")
     ("content", "flags", "says"),
     [
         (b"", "", ("no text", "text.txt")),
-        (b"a", "--split 0.3,0.4,0.3", ("no token is left", "--split")),
+        (b"a", "--split 0.3,0.4,0.3", ("tokens cannot be split into", "--split")),
         (NOT_UTF8, "--tokenizer char", NO_TEXT),
         (TEXT, "--split 0.5,0.6,0", ("is not a valid split", "--split")),
         (TEXT, "--split 1000000,10,0", ("needs 1000010 tokens", "there are")),

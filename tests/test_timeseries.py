@@ -164,7 +164,10 @@ def test_predicts_a_split_and_what_comes_after_new_data(tmp_path):
             "23 rows are shorter than a history of 24: new.csv: give it that many rows",
         ),
         (with_line(5, f"{FOUR},1,,3"), "an empty cell: .*row 5"),
-        (text(values()[:50]).replace("00:00,", "00:00,x"), "is not a number.*fix it$"),
+        (
+            text(values()[:50]).replace("00:00,", "00:00,x"),
+            "is not a finite number: .*row 1, .*fix it",
+        ),
     ):
         written(tmp_path, content, "new.csv")
         one_error(SERIES.run("predict", "--input", "new.csv", cwd=tmp_path), says)
@@ -183,11 +186,15 @@ def with_line(number: int, line: str) -> str:
 
 # name: content, flags, the error
 BAD: dict[str, tuple[str | bytes, str, str]] = {
-    "rows that go back": (with_line(11, LINES[3]), "", "time goes back: .*02:00:00': .*row 11"),
+    "rows that go back": (
+        with_line(11, LINES[3]),
+        "",
+        "02:00:00' is not later than the time before: .*row 11",
+    ),
     "a time twice": (
         with_line(20, LINES[19]),
         "",
-        "same time twice: '2020-01-01 18:00:00': .*row 20.*to the second.*--time-column none",
+        "'2020-01-01 18:00:00' is not later .*row 20.*to the second.*--time-column none",
     ),
     "an empty cell": (
         with_line(5, f"{FOUR},1,,3"),
@@ -199,20 +206,20 @@ BAD: dict[str, tuple[str | bytes, str, str]] = {
         "--fill last",
         "row 1, column",
     ),
-    "no time": (with_line(5, "soon,1,2,3"), "", "'soon' is not a time: .*row 5, column 'date'"),
+    "no time": (with_line(5, "soon,1,2,3"), "", "'soon' is not a time .*row 5, column 'date'"),
     "a text among seconds": (
         lines({"when": [*range(30), "soon", *range(31, 99)], "wave": [*range(99)]}),
         "",
-        "'soon' is not a time: .*row 31, column 'when'",
+        "'soon' is not a time .*row 31, column 'when'",
     ),
     "an empty time": (with_line(5, ",1,2,3"), "", "a time is missing: .*row 5, column 'date'"),
     "a long time": (
         with_line(999, "9" * 30 + ",1,2,3"),
         "--time-column date",
-        "not a time: .*'date'",
+        "not a time .*'date'",
     ),
     "too short": (text(values(29)), "", "0 training and 0 validation windows"),
-    "no history": (GOOD, "--history 0", "the history cannot be 0: --history"),
+    "no history": (GOOD, "--history 0", "no window without rows: --history"),
     "a split without windows": (
         GOOD,
         "--split 20,280,300",
@@ -240,10 +247,9 @@ def test_gaps_empty_cells_and_constant_columns_are_said_and_trained(tmp_path):
         rows[number] = rows[number].rpartition(",")[0] + ","
     del rows[300:340]
     out = prepared(tmp_path, "timeseries", "\n".join(rows), "--fill last").out
-    assert "gaps in time: 1, the longest of 41 steps" in out
+    assert "gaps in time, which windows run across: 1" in out
     assert re.search(r"note: empty cells filled with the last value: \d+", out)
-    assert "note: float32 rounds column 'walk' by more than 0.1 %" in out
-    assert "note: the same value in all training rows, which is no information: noise" in out
+    assert re.search("noise +constant", out)
     done(tmp_path, *SMALL)
     assert all(np.isfinite(float.fromhex(loss)) for _, loss in losses(tmp_path))
 

@@ -20,8 +20,6 @@ from .splits import Lines
 
 # Rows are gathered and written in pieces of this size, which fit into the processor's cache.
 PIECE_ROWS = 16_384
-SAMPLE_ROWS = 20_000  # training rows that `telling_columns` looks at, at most twice as many
-FEWEST_ROWS = 50  # with fewer, a column may fit the target by chance
 Facts = dict[str, Any]
 
 
@@ -35,7 +33,6 @@ class Table:
     kinds: dict[str, Any]  # what each column holds, see `columns.py`
     levels: dict[str, list[str]]  # values of each category
     target: str  # empty for rows to predict
-    rows_read: int  # including rows that were dropped for a missing target
     numbers: np.ndarray  # (N, columns) float32
     codes: np.ndarray  # (N, categories) int32
     file_rows: np.ndarray | None = None  # (N,) int64, the row of the file, from 0
@@ -58,8 +55,7 @@ class Table:
 def describe(table: Table, train: np.ndarray) -> tuple[Facts, Lines]:
     """Return the metadata that a model is built from, and a summary line for each column.
 
-    Only the rows in `train` (N,) bool count. Categories are numbered in the order of their values,
-    without values that no training row has. Raises `UserError` for a column without any value and
+    Only the rows in `train` (N,) bool count. Raises `UserError` for a column without any value and
     for a class that no training row has.
     """
     scaler = Scaler(len(table.names))
@@ -74,26 +70,22 @@ def describe(table: Table, train: np.ndarray) -> tuple[Facts, Lines]:
     lines = scaler.columns(table.names)
     categories: dict[str, Facts] = {}
     for name, count in counts.items():
-        categories[name] = {"name": name, "values": _known(table.levels[name], count)}
-        num_known = (count[1:] > 0).sum()
-        lines.append((name, "category", "", f"{num_known} values", f"{count[0] / count.sum():.1%}"))
+        values = _known(table.levels[name], count)
+        categories[name] = {"name": name, "values": values}
+        missing = f"{count[0] / count.sum():.1%}"
+        lines.append((name, "category", "", f"{len(values)} values", missing))
 
     kinds = dict(table.kinds)
     del kinds[table.target]
-    if table.target in categories:
-        task = "classification"
-        classes = categories.pop(table.target)["values"]
-        target = _describe_classes(table, classes, counts[table.target])
+    facts: Facts = {"task": "regression", "columns": kinds}
+    if table.target in features:
+        facts["target"] = features.pop(table.target)
     else:
-        task = "regression"
-        target = features.pop(table.target)
-    facts = {
-        "task": task,
-        "features": list(features.values()),
-        "categories": list(categories.values()),
-        "columns": kinds,
-        "target": target,
-    }
+        classes = categories.pop(table.target)["values"]
+        facts["task"] = "classification"
+        facts["target"] = _describe_classes(table, classes, counts[table.target])
+    facts["features"] = list(features.values())
+    facts["categories"] = list(categories.values())
     return facts, lines
 
 
@@ -110,12 +102,14 @@ def _scales(names: list[str], scaler: Scaler) -> dict[str, Facts]:
 
 
 def _describe_classes(table: Table, classes: list[str], counts: np.ndarray) -> Facts:
+    where = f"column '{table.target}'"
     values = table.levels[table.target]
     for name in values:
         if name not in classes:
             what = f"class '{name}' is in no training row"
-            remedy = "remove its rows, or try another --seed"
-            raise UserError(what, f"column '{table.target}'", remedy)
+            raise UserError(what, where, "remove its rows, or try another --seed")
+    if len(classes) == 1:
+        raise UserError("all training rows have one class", where, "check --target and --split")
     codes = [values.index(name) + 1 for name in classes]
     return {"name": table.target, "classes": classes, "counts": counts[codes].tolist()}
 
@@ -127,40 +121,6 @@ def _known(values: list[str], counts: np.ndarray) -> list[str]:
     return sorted(known, key=lambda value: (len(value) * value.isdecimal(), value))
 
 
-def telling_columns(table: Table, train: np.ndarray) -> list[str]:
-    """Return the columns that alone predict the target, in a sample of the training rows."""
-    rows = np.flatnonzero(train)
-    rows = rows[:: max(len(rows) // SAMPLE_ROWS, 1)]
-    columns = dict(zip(table.names, table.numbers.take(rows, 0).T, strict=True))
-    are_classes = table.target in table.levels
-    if are_classes:
-        columns |= dict(zip(table.levels, table.codes.take(rows, 0).T, strict=True))
-    target = columns.pop(table.target)
-    return [name for name, cells in columns.items() if predicts(cells, target, are_classes)]
-
-
-def predicts(cells: np.ndarray, target: np.ndarray, are_classes: bool) -> bool:
-    """Whether a number has the order of the target, or classes are in few runs when sorted by it.
-
-    cells: (N,), NaN for missing ones. target: (N,).
-    """
-    known = ~np.isnan(cells)
-    cells = cells[known]
-    target = target[known]
-    if len(cells) < FEWEST_ROWS:
-        return False
-    if are_classes:
-        in_order = target[cells.argsort(kind="stable")]
-        num_changes = (in_order[1:] != in_order[:-1]).sum()
-        num_rare = len(target) - np.bincount(target).max()
-        return bool(num_changes < 0.05 * num_rare)
-    # Spearman's correlation.
-    of_cells = ranks(cells) - (len(cells) + 1) / 2
-    of_target = ranks(target) - (len(cells) + 1) / 2
-    scale = np.sqrt((of_cells @ of_cells) * (of_target @ of_target))
-    return bool(abs(of_cells @ of_target) > 0.999 * scale > 0)
-
-
 def ranks(values: np.ndarray) -> np.ndarray:
     """Return the rank of each value (N,) from 1; equal values have the mean of their ranks."""
     _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
@@ -170,7 +130,6 @@ def ranks(values: np.ndarray) -> np.ndarray:
 
 def write(writer: StoreWriter, table: Table, facts: Facts, order: np.ndarray) -> None:
     """Write the rows with the numbers `order`, with categories coded as in `facts`."""
-    is_target = np.array(table.names, str) == table.target
     # If a column had no gap in training, a gap becomes the mean.
     gaps = [np.nan if column["missing"] else column["mean"] for column in facts["features"]]
     fill = np.array(gaps, np.float32)
@@ -178,22 +137,19 @@ def write(writer: StoreWriter, table: Table, facts: Facts, order: np.ndarray) ->
 
     for start in range(0, len(order), PIECE_ROWS):
         rows = order[start : start + PIECE_ROWS]
-        numbers = table.numbers.take(rows, 0)
-        if gaps:
-            values = numbers[:, ~is_target]
+        features = dict(zip(table.names, table.numbers.take(rows, 0).T, strict=True))
+        categories = {}
+        for name, codes in zip(table.levels, table.codes.take(rows, 0).T, strict=True):
+            categories[name] = new_codes[name][codes]
+        if table.target in features:
+            writer.append("target", features.pop(table.target))
+        elif table.target:
+            writer.append("target", categories.pop(table.target).astype(np.int64) - 1)
+        if features:
+            values = np.stack(list(features.values()), 1)
             writer.append("features", np.where(np.isnan(values), fill, values))
-        if is_target.any():
-            writer.append("target", numbers[:, is_target][:, 0])
-
-        categories = []
-        for name, column in zip(table.levels, table.codes.take(rows, 0).T, strict=True):
-            codes = new_codes[name][column]
-            if name == table.target:
-                writer.append("target", codes.astype(np.int64) - 1)
-            else:
-                categories.append(codes)
         if categories:
-            writer.append("categories", np.stack(categories, 1))
+            writer.append("categories", np.stack(list(categories.values()), 1))
         if table.file_rows is not None:
             writer.append("row", table.file_rows[rows])
     writer.facts = facts

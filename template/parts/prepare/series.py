@@ -11,18 +11,18 @@ import numpy as np
 
 from ..engine.data.store import StoreWriter
 from ..engine.errors import UserError
-from .scaling import BLOCK_ROWS, Scaler
+from .scaling import BLOCK_ROWS
 
 if TYPE_CHECKING:
     from .tables import Block, Source
 
-EMPTY = ("", "NA", "nan", "NaN")
-UNSORTED = (
+JITTER = 0.1  # rows may be early or late by this fraction of their usual distance
+BEFORE_ALL = np.iinfo(np.int64).min // 2  # earlier than any time
+FIX = "fix it, or see --time-column, --drop, --missing and --decimal"
+SORT = (
     "sort the rows, and keep one per time (read to the second); if no column is a time, `prepare` "
     "with --time-column none"
 )
-SAMPLED = 61  # one row of so many shows how much float32 rounds
-JITTER = 0.1  # rows may be early or late by this fraction of their usual distance
 
 
 @dataclass(frozen=True)
@@ -58,70 +58,33 @@ def read_series(
     blocks = source.blocks()
     first = next(blocks)
     time, names = choose_columns(first, flags, only)
-    fill = flags.get("fill", "last")  # synthetic data have no flags
-    remedy = "fix it" if only else "fix it, or see --drop"
-    last_time = np.empty(0, np.int64)
+    fill = flags.get("fill")
     last_values = np.full(len(names), np.nan)
-    num_empty = 0
-    rounding = Rounding(names)
+    last_time = BEFORE_ALL
+    num_filled = 0
+    num_rows = 0
 
     for block in chain([first], blocks):
-        values = np.stack([block.numbers(name, remedy) for name in names], 1)
-        block_empty = int(np.isnan(values).sum())
-        if block_empty:
-            num_empty += block_empty
-            values = fill_gaps(block, names, values, last_values if fill else None)
-        times = read_times(block, time, last_time)
-        stored = values.astype(np.float32)
-        writer.append(arrays[0], stored)
+        values = np.stack([block.numbers(name, FIX) for name in names], 1)
+        if fill:
+            num_filled += int(np.isnan(values).sum())
+            values = fill_gaps(values, last_values)
+        check_known(block, names, values)
+        if time == "none":
+            times = np.arange(num_rows, num_rows + block.num_rows)
+        else:
+            times = read_times(block, time, last_time)
+        writer.append(arrays[0], values.astype(np.float32))
         writer.append(arrays[1], times)
-        rounding.add(values[::SAMPLED], stored[::SAMPLED])
-        last_time = times[-1:]
         last_values = values[-1]
+        last_time = times[-1]
+        num_rows += block.num_rows
 
-    if num_empty:
-        print(f"note: empty cells filled with the last value: {num_empty:,}")
-    rounding.note()
-    writer.source = {"file": source.path.name, **source.written, "time_column": time, "fill": fill}
-    return written_series(writer, names, arrays)
-
-
-def written_series(writer: StoreWriter, names: list[str], arrays: tuple[str, str]) -> Series:
-    """Return the series whose rows were written."""
-    values = writer.appended(arrays[0])
+    if num_filled:
+        print(f"note: empty cells filled with the last value: {num_filled:,}")
+    writer.source = {"file": source.path.name, **source.style, "time_column": time, "fill": fill}
     times = writer.appended(arrays[1])
-    note_row_numbers(names, values)
-    writer.source["rows"] = len(times)
-    return Series(names, times, values, find_step(times))
-
-
-class Rounding:
-    """How much float32 rounds the columns of a series, seen in some of their rows."""
-
-    def __init__(self, names: list[str]):
-        self.names = names
-        self.values = Scaler(len(names))
-        self.errors = Scaler(len(names))
-
-    def add(self, values: np.ndarray, stored: np.ndarray) -> None:
-        """Count rows (rows, C), as they were read and as they are stored."""
-        self.values.add(values)
-        self.errors.add(values - stored)
-
-    def note(self) -> None:
-        """Print a note for each column that loses precision."""
-        for place in np.flatnonzero(self.errors.squares > 1e-6 * self.values.squares):
-            column = f"column '{self.names[place]}'"
-            what = f"float32 rounds {column} by more than 0.1 % of its standard deviation"
-            print(f"note: {what}: subtract a constant first")
-
-
-def note_row_numbers(names: list[str], values: np.ndarray) -> None:
-    """Print a note for each column of values (N, C) that counts the rows."""
-    for name, column in zip(names, values.T, strict=True):
-        if len(column) > 1 and all((np.diff(part) == 1).all() for part in blocks_of(column)):
-            remedy = f"--drop '{name}' leaves it out"
-            print(f"note: column '{name}' counts the rows, and is an input: {remedy}")
+    return Series(names, times, writer.appended(arrays[0]), find_step(times))
 
 
 def choose_columns(
@@ -130,86 +93,68 @@ def choose_columns(
     """Return the name of the time column, `none` if rows count, and the names of the values."""
     from .tables import place_of
 
-    header = block.table.column_names
-    path = block.source.path
-    given = flags.get("time_column")
-    time = given or header[0]
+    header = list(block.columns)
+    time = flags.get("time_column") or header[0]
     drop = flags.get("drop", [])
     names = only or [name for name in header if name not in (time, *drop)]
-    needed = [] if time == "none" else [time]
-    for name in [*drop, *names, *needed]:
-        place_of(name, header, path)
+    for name in [time, *drop, *names]:
+        if name != "none":
+            place_of(name, header, block.path)
     if not names:
         remedy = "add at least one column of numbers next to the time"
-        raise UserError("no column of numbers", str(path), remedy)
-    for name in names:
-        if not given and block.is_time(name):
-            what = f"'{time}' is taken for the time of a row, but column '{name}' has times"
-            remedy = f"add --time-column '{name}', or leave the column out with --drop '{name}'"
-            raise UserError(what, str(path), remedy)
+        raise UserError("no column of numbers", str(block.path), remedy)
     return time, names
 
 
-def fill_gaps(
-    block: Block, names: list[str], values: np.ndarray, last: np.ndarray | None
-) -> np.ndarray:
+def fill_gaps(values: np.ndarray, last: np.ndarray) -> np.ndarray:
     """Replace each NaN in values (rows, C) by the last known value, never by a later one.
 
-    last: the values (C,) before the first row; None fills no cell. Raises `UserError` for the first
-    cell that is still empty.
+    last: the values (C,) before the first row.
     """
-    what = "an empty cell"
-    remedy = "fill it in, or run `prepare` with --fill last to use the last known value"
-    if last is not None:
-        padded = np.concatenate([last[None], values])
-        rows = np.arange(len(padded))[:, None]
-        last_known = np.maximum.accumulate(np.where(np.isnan(padded), 0, rows))
-        values = np.take_along_axis(padded, last_known, 0)[1:]
-        what = "an empty cell has no earlier value to fill it with"
-        remedy = "fill it in, or start the file at a later row"
-    for row, column in np.argwhere(np.isnan(values))[:1].tolist():
-        raise block.error(what, row, names[column], remedy)
-    return values
+    padded = np.concatenate([last[None], values])
+    rows = np.arange(len(padded))[:, None]
+    last_known = np.maximum.accumulate(np.where(np.isnan(padded), 0, rows))
+    return np.take_along_axis(padded, last_known, 0)[1:]
 
 
-def read_times(block: Block, column: str, last: np.ndarray) -> np.ndarray:
-    """Return times (rows,) int64; row numbers if there is no time column.
+def check_known(block: Block, names: list[str], values: np.ndarray) -> None:
+    """Raise `UserError` for the first NaN in values (rows, C)."""
+    is_missing = np.isnan(values)
+    if is_missing.any():
+        row, column = np.argwhere(is_missing)[0]
+        remedy = "fill it in, or run `prepare` with --fill last to use the value before, if any"
+        raise block.error("an empty cell", row, names[column], remedy)
 
-    last: the time of the row before, empty for the first block. Raises `UserError` for a row that
-    is not later than the row before.
+
+def read_times(block: Block, column: str, last: int) -> np.ndarray:
+    """Return times (rows,) int64. last: the time of the row before.
+
+    Raises `UserError` for a row that is not later than the row before.
     """
-    if column == "none":
-        return block.first + np.arange(len(block.table))
-    times, is_known = block.times(column, is_sole=True)
-    if not is_known.all():
-        row = int(is_known.argmin())
-        raise block.error("a time is missing", row, column, "fill it in, or see --time-column")
-
-    distances = np.diff(times, prepend=last)
-    wrong = np.flatnonzero(distances <= 0)
-    if len(wrong):
-        row = int(wrong[0]) + len(times) - len(distances)
-        what = "the time goes back" if distances[wrong[0]] else "the same time twice"
+    times = block.times(column)
+    seconds = times.astype(np.int64)
+    distances = np.diff(seconds, prepend=last)
+    is_wrong = np.isnat(times) | (distances <= 0)
+    if is_wrong.any():
+        row = int(is_wrong.argmax())
         cell = block.column(column)[row]
-        raise block.error(f"{what}: '{cell}'", row, column, UNSORTED)
-    return times
+        if not cell.is_valid:
+            raise block.error("a time is missing", row, column, "fill it in, or remove the row")
+        raise block.error(f"'{cell}' is not later than the time before", row, column, SORT)
+    return seconds
 
 
 def find_step(times: np.ndarray) -> int:
-    """Return the usual distance of rows, in seconds. Print a note if some are further apart."""
-    distances = np.diff(times[:BLOCK_ROWS])
-    if not len(distances):
+    """Return the usual distance of rows, in seconds. Print how many are further apart."""
+    if len(times) < 2:
         return 1
-    step = max(int(np.median(distances)), 1)
+    step = max(int(np.median(np.diff(times[:BLOCK_ROWS]))), 1)
     gaps = 0
-    longest = 0
     for start in range(0, len(times) - 1, BLOCK_ROWS):
         distances = np.diff(times[start : start + BLOCK_ROWS + 1])
         gaps += int((distances > longest_step(step)).sum())
-        longest = max(longest, int(distances.max()))
     if gaps:
-        print(f"note: gaps in time: {gaps:,}, the longest of {longest / step:,.0f} steps;")
-        print("      windows run across them")
+        print(f"note: gaps in time, which windows run across: {gaps:,}")
     return step
 
 
@@ -226,11 +171,7 @@ def find_targets(given: str | None, names: list[str], source: Source) -> list[in
     from .tables import place_of
 
     wanted = given.split(",") if given else names
-    targets = [place_of(name.strip(), names, source.path) for name in wanted]
-    if len(set(targets)) < len(targets):
-        remedy = "name each column once"
-        raise UserError("a column is named twice", f"--targets {given}", remedy)
-    return targets
+    return [place_of(name.strip(), names, source.path) for name in wanted]
 
 
 def check_windows(splits: dict[str, list[int]], reach: int, horizon: int, where: str) -> None:
@@ -238,6 +179,9 @@ def check_windows(splits: dict[str, list[int]], reach: int, horizon: int, where:
 
     reach: the first row with a complete history.
     """
+    if min(reach, horizon) < 1:
+        remedy = "use at least 1 row for each"
+        raise UserError("no window without rows", "--history, --horizon", remedy)
     counts = []
     for first, last in splits.values():
         counts.append(max(last - horizon - max(first, reach) + 1, 0))

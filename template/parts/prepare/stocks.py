@@ -29,7 +29,6 @@ PRICES = ("open", "high", "low", "close")
 ROW = [("date", "i8"), ("prices", "f8", (4,)), ("adjusted", "f8"), ("volume", "f8")]
 # Other names of columns, in lower case without spaces and underscores.
 NAMES = {"symbol": "ticker", "adjclose": "adjusted", "adjustedclose": "adjusted"}
-GAPS = ("na", "NA", "nan", "NaN", "null", "NULL", "None")
 JUMP = 1.45  # a price that changes overnight by this factor may be due to a split of shares, 3:2
 SHOWN = 5  # splits that are printed
 
@@ -52,16 +51,16 @@ def read_prices(source: Source) -> Iterator[Piece]:
     import numpy as np
 
     for block in source.blocks():
-        column = find_columns(block.table.column_names, source.path)
-        rows = np.empty(len(block.table), ROW)
+        column = find_columns(list(block.columns), source.path)
+        rows = np.empty(block.num_rows, ROW)
         rows["date"] = dates(block, column["date"])
         places, tickers = tickers_of(block, column, source.path)
         for place, name in enumerate(PRICES):
-            rows["prices"][:, place] = block.numbers(column[name], "fix the cell", GAPS)
-        rows["volume"] = block.numbers(column["volume"], "fix the cell", GAPS)
+            rows["prices"][:, place] = block.numbers(column[name], "fix the cell, or see --missing")
+        rows["volume"] = block.numbers(column["volume"], "fix the cell, or see --missing")
         rows["adjusted"] = rows["prices"][:, 3]
         if "adjusted" in column:
-            rows["adjusted"] = block.numbers(column["adjusted"], "fix the cell", GAPS)
+            rows["adjusted"] = block.numbers(column["adjusted"], "fix the cell, or see --missing")
         check(rows, source.path, block.first)
         rows["adjusted"][np.isnan(rows["prices"]).any(1)] = np.nan
         yield rows, places, tickers, column
@@ -89,7 +88,7 @@ def tickers_of(block: Block, column: dict[str, str], path: Path) -> tuple[np.nda
 
     if "ticker" not in column:
         name = re.sub(r"(?i)\.gz$", "", path.name)
-        return np.zeros(len(block.table), int), [name.rpartition(".")[0] or name]
+        return np.zeros(block.num_rows, int), [name.rpartition(".")[0] or name]
 
     places, tickers = encode(block.column(column["ticker"]))
     if (places < 0).any():
@@ -101,14 +100,17 @@ def tickers_of(block: Block, column: dict[str, str], path: Path) -> tuple[np.nda
 
 def dates(block: Block, name: str) -> np.ndarray:
     """Return days since 1970 (rows,). Raises `UserError`, with the row, for an invalid date."""
-    seconds, is_known = block.times(name, is_sole=True)
-    is_date = is_known & (seconds % 86400 == 0)
-    if not is_date.all():
-        row = int(is_date.argmin())
+    import numpy as np
+
+    times = block.times(name)
+    days = times.astype("M8[D]")
+    is_wrong = days != times  # also if one is missing
+    if is_wrong.any():
+        row = int(is_wrong.argmax())
         cell = block.column(name)[row].as_py() or ""
         remedy = "write it as 2024-01-31, or see --time-format"
         raise block.error(f"'{cell}' is not a date", row, name, remedy)
-    return seconds // 86400
+    return days.astype(np.int64)
 
 
 def check(rows: np.ndarray, path: Path, first: int) -> None:
@@ -203,7 +205,7 @@ class Reading:
 
         num_earlier = len(self.tickers)
         self.starts.append((self.num_rows, file))
-        source = Source(file, ("",), self.flags, self.written)
+        source = Source(file, self.flags, self.written)
         for rows, places, names, column in read_prices(source):
             numbers = [self.tickers.setdefault(name, len(self.tickers)) for name in names]
             if min(numbers) < num_earlier:
@@ -218,7 +220,7 @@ class Reading:
             self.num_rows += len(rows)
             self.writer.append(".rows", rows, f"V{rows.itemsize}")
             self.writer.append(".tickers", np.array(numbers, np.int32)[places])
-        self.written = source.written
+        self.written = source.style
 
     def by_date(self, name: str, rows: np.ndarray) -> np.ndarray:
         """Return the rows of a stock that have all prices, in order of their dates.

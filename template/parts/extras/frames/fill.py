@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ..engine.data.store import StoreWriter
 from ..engine.errors import UserError
 from .frames import RULES, describe, find_reach, make_frames, write_frames
-from .series import EMPTY, check_windows, find_targets, read_series
+from .series import check_windows, find_targets, read_series
 from .splits import Lines, borders
 
 if TYPE_CHECKING:
@@ -29,8 +29,6 @@ def fill(
     if facts:
         return fill_like(writer, source, flags, facts)
     horizon = flags["horizon"]
-    if horizon < 1:
-        raise UserError(f"the horizon cannot be {horizon}", "--horizon", "use at least 1 row")
     if flags["max_gap"] and flags["time_column"] == "none":
         what = "rows without times have no gaps"
         raise UserError(what, f"--max-gap {flags['max_gap']}", "remove the flag")
@@ -42,7 +40,7 @@ def fill(
     splits = borders(flags["split"], len(frames[0].bars))
     check_windows(splits, find_reach(frames), horizon, f"--split {flags['split']}")
     facts, lines = describe(frames, splits["train"][1], targets, horizon)
-    writer.source |= {"split": flags["split"], "aggregate": rules, "max_gap": flags["max_gap"]}
+    writer.source |= {"aggregate": rules, "max_gap": flags["max_gap"]}
     write_frames(writer, frames, splits, facts, flags["max_gap"])
     return lines
 
@@ -96,6 +94,6 @@ def new_store(path: Path, flags: dict[str, Any], trained: Store, folder: Path) -
     """Write a new series as a dataset into `folder`, with the metadata of the training data."""
     from .tables import Source
 
-    source = Source(path, EMPTY, flags, trained.source)
+    source = Source(path, flags, trained.source)
     with StoreWriter(folder, trained.workload) as writer:
         fill(writer, source, trained.source, trained.facts)

@@ -156,7 +156,6 @@ def _made_up_harvest(count: int) -> Table:
         kinds={**dict.fromkeys(names, "number"), "yield": "number", "soil": "category"},
         levels={"soil": ["clay", "loam", "peat", "sand"]},
         target="yield",
-        rows_read=count,
         numbers=np.column_stack([20 + 5 * x, target]).astype(np.float32),
         codes=soil[:, None],
     )

@@ -68,10 +68,10 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
 def new_rows(path: Path, flags: dict[str, Any], trained: Store, folder: Path) -> None:
     """Write a table as a dataset into `folder`, with the metadata of the training data."""
     from ..engine.data.store import StoreWriter
-    from ..prepare.columns import MISSING, fill
+    from ..prepare.columns import fill
     from ..prepare.tables import Source
 
-    source = Source(path, MISSING, flags, trained.source)
+    source = Source(path, flags, trained.source)
     with StoreWriter(folder, trained.workload) as writer:
         table, _ = fill(writer, source, trained.source, trained.facts)
 

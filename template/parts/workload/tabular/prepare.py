@@ -5,14 +5,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ..engine.errors import UserError
 from ..prepare.splits import add_input, destination, print_summary
-
-if TYPE_CHECKING:
-    from ..engine.data.store import StoreWriter
-    from ..prepare.rows import Table
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,32 +40,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     """Read the file once, compute the metadata from the training rows, then write all rows."""
     from ..engine.data.store import StoreWriter
-    from ..prepare.columns import MISSING, fill
+    from ..prepare.columns import fill
     from ..prepare.tables import Source
     from ..settings import WORKLOAD
 
-    if arguments.seed < 0:
-        what = f"a seed cannot be {arguments.seed}"
-        raise UserError(what, "--seed", "use 0 or a larger whole number")
-    source = Source(Path(arguments.input), MISSING, vars(arguments))
+    source = Source(Path(arguments.input), vars(arguments))
     with destination(load().data.path, arguments.dry_run) as folder:
         with StoreWriter(folder, WORKLOAD) as writer:
-            table, lines = fill(writer, source, vars(arguments))
-            writer.source["seed"] = None if arguments.keep_order else arguments.seed
-        report(writer, table)
+            _, lines = fill(writer, source, vars(arguments))
+        counts = [f"{last - first:,} {name}" for name, (first, last) in writer.splits.items()]
+        print(f"rows:       {', '.join(counts)}")
         print_summary(writer, arguments.dry_run, lines)
-
-
-def report(writer: StoreWriter, table: Table) -> None:
-    """Print the names of the columns and the numbers of rows."""
-    for title, fact in (("numeric", "features"), ("category", "categories")):
-        names = ", ".join(column["name"] for column in writer.facts[fact])
-        print(f"{title + ' columns:':18}{names or 'none'}")
-
-    counts = [f"{last - first} {name}" for name, (first, last) in writer.splits.items()]
-    unused = len(table) - writer.splits["test"][1]
-    if unused:
-        counts.append(f"{unused} left out")
-    if table.rows_read > len(table):
-        counts.append(f"{table.rows_read - len(table):,} without a target left out")
-    print(f"{'rows:':18}{', '.join(counts)}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ..engine.data.store import StoreWriter
 from ..engine.errors import UserError
 from .scaling import Scaler
-from .series import EMPTY, Series, blocks_of, check_windows, find_targets, longest_step, read_series
+from .series import JITTER, Series, blocks_of, check_windows, find_targets, read_series
 from .splits import Lines, borders
 
 if TYPE_CHECKING:
@@ -32,13 +32,8 @@ def fill(
         writer.facts = facts
         writer.splits = {"input": [0, len(series)]}
         return []
-    for name in ("history", "horizon"):
-        if flags[name] < 1:
-            what = f"the {name} cannot be {flags[name]}"
-            raise UserError(what, f"--{name}", "use at least 1 row")
     series = read_series(writer, source, flags)
     targets = find_targets(flags["targets"], series.names, source)
-    writer.source["split"] = flags["split"]
     writer.splits = borders(flags["split"], len(series))
     where = f"--split {flags['split']}"
     check_windows(writer.splits, flags["history"], flags["horizon"], where)
@@ -81,8 +76,8 @@ def check_like(series: Series, frame: Facts, where: str) -> None:
     if len(series) < frame["history"]:
         what = f"{len(series)} rows are shorter than a history of {frame['history']}"
         raise UserError(what, where, "give it that many rows")
-    steps = sorted([series.step, frame["step"]])
-    if len(series) > 1 and steps[1] > longest_step(steps[0]):
+    difference = abs(series.step - frame["step"])
+    if len(series) > 1 and difference > 2 * JITTER * frame["step"]:
         what = f"rows are {series.step} s apart, but {frame['step']} s in the training data"
         raise UserError(what, where, "provide data with the same step")
 
@@ -94,6 +89,6 @@ def new_store(path: Path, flags: dict[str, Any], trained: Store, folder: Path) -
     """Write a new series as a dataset into `folder`, with the metadata of the training data."""
     from .tables import Source
 
-    source = Source(path, EMPTY, flags, trained.source)
+    source = Source(path, flags, trained.source)
     with StoreWriter(folder, trained.workload) as writer:
         fill(writer, source, trained.source, trained.facts)

@@ -40,11 +40,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     """Read, check and write the series, and print a summary."""
     from ..engine.data.store import Store, StoreWriter
-    from ..prepare.fill import EMPTY, fill
+    from ..prepare.fill import fill
     from ..prepare.tables import Source
     from ..settings import WORKLOAD
 
-    source = Source(Path(arguments.input), EMPTY, vars(arguments))
+    source = Source(Path(arguments.input), vars(arguments))
     with destination(load().data.path, arguments.dry_run) as folder:
         with StoreWriter(folder, WORKLOAD) as writer:
             lines = fill(writer, source, vars(arguments))
@@ -53,10 +53,9 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
 
 
 def report(store: Store) -> None:
-    """Print the columns and the numbers of rows and windows."""
+    """Print the numbers of rows and windows."""
     from ..dataset import Samples
 
-    print(f"columns:    {', '.join(store.facts['columns'])}")
     for frame in store.facts["frames"]:
         num_rows = store.arrays[frame["name"]].shape[0]
         print(f"{frame['name'] + ':':12}{num_rows:,}, {frame['history']} in a window")

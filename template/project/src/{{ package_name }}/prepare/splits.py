@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,16 +26,15 @@ def split_shares(split: str) -> tuple[list[float], bool]:
 
     The last number may be left out.
     """
-    try:
+    numbers: list[float] = []
+    with suppress(ValueError):
         numbers = [float(text) for text in split.split(",")]
-        numbers += [0.0] * (3 - len(numbers))
-        are_shares = abs(sum(numbers) - 1) < 1e-6
-        is_whole = are_shares or all(number.is_integer() for number in numbers)
-        if len(numbers) != 3 or min(numbers) < 0 or not is_whole:
-            raise ValueError
-    except ValueError:
+    numbers += [0.0] * (3 - len(numbers))
+    are_shares = abs(sum(numbers) - 1) < 1e-6
+    is_whole = are_shares or all(number.is_integer() for number in numbers)
+    if len(numbers) > 3 or min(numbers) < 0 or not is_whole:
         remedy = "give fractions that add up to 1, such as 0.8,0.1,0.1, or three whole numbers"
-        raise UserError(f"'{split}' is not a valid split", "--split", remedy) from None
+        raise UserError(f"'{split}' is not a valid split", "--split", remedy)
     return numbers, are_shares
 
 
@@ -52,13 +51,10 @@ def split_sizes(split: str, count: int, unit: str = "row", rounded: int = 0) -> 
         sizes[rounded] = min(round(count * numbers[rounded]), count - sizes[2])
         sizes[1 - rounded] = count - sizes[2] - sizes[rounded]
 
-    for name, size in zip(("training", "validation"), sizes, strict=False):
-        if size < 1:
-            where = f"--split {split}, {count} {unit}s"
-            raise UserError(f"no {unit} is left for {name}", where, "give it at least one")
-    if sum(sizes) > count:
-        what = f"the split needs {sum(sizes)} {unit}s"
-        raise UserError(what, f"--split {split}", f"there are {count}")
+    if min(sizes[:2]) < 1 or sum(sizes) > count:
+        what = f"{count} {unit}s cannot be split into {', '.join(map(str, sizes))}"
+        remedy = "training and validation need at least one"
+        raise UserError(what, f"--split {split}", remedy)
     return sizes
 
 
@@ -79,37 +75,15 @@ def destination(path: str, dry_run: bool) -> Iterator[Path]:
 
 
 def print_summary(data: Store | StoreWriter, dry_run: bool, columns: Lines | None = None) -> None:
-    """Print the columns, the size of the data, and the next command."""
-    constant = []
+    """Print the columns, where the data are, and the next command."""
     for column in columns or []:
         print("  {:24.24}{:>10}{:>14}{:>14}{:>10}".format(*column))
-        if column[1] == "constant":
-            constant.append(column[0])
-    if constant:
-        names = ", ".join(constant)
-        print(f"note: the same value in all training rows, which is no information: {names}")
-    first, last = data.splits.get("test", (0, 0))
-    if first == last:
-        remedy = "run `evaluate` with --split validation, which also chose the best step"
-        print(f"note: the test split is empty: {remedy}")
-    size = sum(file["bytes"] for file in data.files.values())
-    print(f"size:       {size / 1e6:,.1f} MB of data")
     if dry_run:
         print("written to: nowhere, because of --dry-run")
-        print("next:       the same command without --dry-run")
-        return
-    package = (__package__ or "").partition(".")[0]
-    print(f"written to: {data.folder}")
-    print(f"next:       python -m {package} train")
-
-
-def sign(text: str) -> str:
-    """Return a single character; `tab` stands for a tab."""
-    if text == "tab":
-        return "\t"
-    if len(text) != 1:
-        raise argparse.ArgumentTypeError(f"'{text}' is not one character, such as ';'")
-    return text
+    else:
+        package = (__package__ or "").partition(".")[0]
+        print(f"written to: {data.folder}")
+        print(f"next:       python -m {package} train")
 
 
 def add_input(parser: argparse.ArgumentParser, title: str, required: bool = True) -> None:
@@ -117,13 +91,13 @@ def add_input(parser: argparse.ArgumentParser, title: str, required: bool = True
     add = parser.add_argument
     text = f"{title}: CSV (or .csv.gz) with a header, Parquet, Feather, Arrow, or a folder of them"
     add("--input", required=required, type=typed_path, metavar="PATH", help=text)
-    text = "delimiter of a CSV file, or `tab` (default: detected in the header)"
-    add("--delimiter", type=sign, metavar="SIGN", help=text)
+    text = "delimiter of a CSV file (default: detected in the header)"
+    add("--delimiter", metavar="SIGN", help=text)
     text = "decimal mark of a CSV file, `.` or `,` (default: detected in the first rows)"
     add("--decimal", choices=[".", ","], metavar="SIGN", help=text)
     text = "encoding of a CSV file, such as latin-1 (default: utf-8, or as in `prepare`)"
     add("--encoding", metavar="NAME", help=text)
-    text = "text of a missing cell, such as `?`, in addition to empty cells; repeatable"
+    text = "text of a missing cell, such as `?`, in addition to empty ones, NA, nan and null; repeatable"
     add("--missing", action="append", metavar="TEXT", help=text)
     text = (
         "format of times, such as %%d.%%m.%%Y, or the unit of whole numbers: s, ms, us or ns "
