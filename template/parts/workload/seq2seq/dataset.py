@@ -173,31 +173,25 @@ def write(
     facts: its metadata, with at least `vocabulary` and `start`; `longest`, by default, is the
     length of the longest training target.
     """
+    dtype = "uint16" if facts["vocabulary"] <= 2**16 else "uint32"
+    lengths = [np.zeros((1, 2), np.int64)]  # the first pair begins at 0
+    count = 0
     with StoreWriter(folder, WORKLOAD) as writer:
-        dtype = "uint16" if facts["vocabulary"] <= 2**16 else "uint32"
-        stop = np.zeros((1, 2), np.int64)  # where the last pair ends in both arrays
-        writer.append("offsets", stop)
-        count = 0
-        longest = 0
         for split, pairs in splits.items():
             first = count
             for batch in batched(pairs):
-                for side, name in enumerate(SIDES):
-                    tokens = np.concatenate([pair[side] for pair in batch])
-                    writer.append(name, tokens.astype(dtype))
-                target_bytes = [pair.target_bytes for pair in batch]
+                sources, targets, target_bytes = zip(*batch, strict=True)
+                writer.append("source", np.concatenate(sources).astype(dtype))
+                writer.append("target", np.concatenate(targets).astype(dtype))
                 writer.append("target_bytes", np.array(target_bytes, np.int32))
-
-                lengths = np.array([(len(pair.source), len(pair.target)) for pair in batch])
-                stops = stop + np.cumsum(lengths, 0)
-                writer.append("offsets", stops)
-                stop = stops[-1:]
+                lengths.append(np.array([(len(pair.source), len(pair.target)) for pair in batch]))
                 count += len(batch)
-                if first == 0:
-                    longest = max(longest, int(lengths[:, 1].max()))
             writer.splits[split] = [first, count]
+        all_lengths = np.concatenate(lengths)
+        writer.append("offsets", all_lengths.cumsum(0))
+        _, num_training = next(iter(writer.splits.values()))
         writer.facts = {
-            "longest": longest,
+            "longest": int(all_lengths[: num_training + 1, 1].max()),
             **facts,
             "end": tokenizer.end,
             "tokenizer": tokenizer.facts(),
