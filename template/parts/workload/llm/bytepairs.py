@@ -21,8 +21,11 @@ class Tokenizer(Protocol):
     kind: str
     end: int  # the last token, so that the vocabulary has end + 1 tokens
 
-    def encode(self, text: str) -> np.ndarray:
-        """Return tokens (T,). Raises `UserError` for an unknown character."""
+    def encode(self, text: bytes) -> np.ndarray:
+        """Return tokens (T,).
+
+        Raises `UnicodeError` if the text is not UTF-8, and `UserError` for an unknown character.
+        """
 
     def decode(self, tokens: Sequence[int]) -> bytes:
         """Return the text of the tokens; `end` has no text."""
@@ -37,8 +40,10 @@ class Byte:
     kind = "byte"
     end = 256
 
-    def encode(self, text: str) -> np.ndarray:
-        return np.frombuffer(text.encode(), np.uint8)
+    def encode(self, text: bytes) -> np.ndarray:
+        if b"\xff" in text:  # it would mean `end` where tokens are stored in 8 bits
+            raise UnicodeError("byte 255")
+        return np.frombuffer(text, np.uint8)
 
     def decode(self, tokens: Sequence[int]) -> bytes:
         return bytes(token for token in tokens if token < self.end)
@@ -75,12 +80,12 @@ class Pairs:
         learner.train_from_iterator(texts, trainer)
         return cls(learner.to_str())
 
-    def encode(self, text: str) -> np.ndarray:
+    def encode(self, text: bytes) -> np.ndarray:
         return self.encode_all([text])[0]
 
-    def encode_all(self, texts: Sequence[str]) -> list[np.ndarray]:
+    def encode_all(self, texts: Sequence[bytes]) -> list[np.ndarray]:
         """Encode several texts on all cores."""
-        encodings = self._tokenizer.encode_batch_fast(list(texts))
+        encodings = self._tokenizer.encode_batch_fast([text.decode() for text in texts])
         return [np.array(encoding.ids, np.int64) for encoding in encodings]
 
     def decode(self, tokens: Sequence[int]) -> bytes:

@@ -26,14 +26,14 @@ from .engine.errors import UserError
 from .engine.interfaces import Batch, Rows, Spans
 from .prepare.splits import SPLITS
 from .settings import WORKLOAD
-from .texts import PIECE, Piece, Seen, documents
+from .texts import PIECE, Piece, Seen, documents, utf8
 from .tokenizer import byte_counts
 
 IGNORE = -100
 """Marks a missing target; F.cross_entropy ignores it by default."""
 
 SHORT_END = 255  # how `end` is stored in 8 bits
-BATCH = 2 << 20  # characters of text that all cores tokenize together
+BATCH = 2 << 20  # bytes of text that all cores tokenize together
 LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
 FEWEST = 20  # modules of the sample text, so that each split has one
 
@@ -125,9 +125,10 @@ def write(
         pieces = Pieces(writer, tokenizer)
         ends = []
         for path in files:
-            for text, is_end in documents(path, column, seen):
-                pieces.hold(text, is_end)
-            pieces.write()
+            with utf8(path):
+                for text, is_end in documents(path, column, seen):
+                    pieces.hold(text, is_end)
+                pieces.write()
             ends.append(writer.arrays["tokens"]["shape"][0])
         stops = borders(np.array(ends))
         splits = zip(SPLITS, pairwise([0, *stops]), strict=True)
@@ -156,9 +157,9 @@ class Pieces:
         self.full_size = BATCH if isinstance(tokenizer, Pairs) else PIECE
         self.num_documents = 0
         self.held: list[Piece] = []
-        self.size = 0  # characters of the held pieces
+        self.size = 0  # bytes of the held pieces
 
-    def hold(self, text: str, is_end: bool) -> None:
+    def hold(self, text: bytes, is_end: bool) -> None:
         """Keep a piece; write all if there are enough."""
         self.held.append((text, is_end))
         self.size += len(text)

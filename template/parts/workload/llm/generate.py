@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     tokenizer = restore(project.store.facts["tokenizer"])
 
     # In the training data, each document follows the end of another, so the prompt does, too.
-    prompt = [tokenizer.end, *tokenizer.encode(arguments.prompt).tolist()]
+    prompt = [tokenizer.end, *tokenizer.encode(arguments.prompt.encode()).tolist()]
     given = torch.tensor([prompt], device=project.device)
     with torch.inference_mode(), project.precision.autocast():
         tokens = project.model.generate(

@@ -194,9 +194,10 @@ def make_tokenizer(
 
 def texts_of(files: list[Path], column: str) -> Iterator[str]:
     """Yield the text of the files in pieces."""
-    from ..texts import Seen, documents
+    from ..texts import Seen, documents, utf8
 
     seen = Seen()
     for file in files:
-        for text, _ in documents(file, column, seen):
-            yield text
+        with utf8(file):
+            for text, _ in documents(file, column, seen):
+                yield text.decode()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import hashlib
-import io
 import json
 import zlib
 from collections.abc import Callable, Iterator
@@ -18,10 +18,10 @@ from tqdm import tqdm
 from .engine.errors import UserError
 from .engine.runs import check_input
 
-PIECE = 64 << 10  # characters of a text that a core tokenizes at a time
+PIECE = 64 << 10  # bytes of a text that a core tokenizes at a time
 TOGETHER = 1024  # rows of a Parquet file that are read at a time
 ROWS = (".jsonl", ".parquet")
-Piece = tuple[str, bool]
+Piece = tuple[bytes, bool]
 """A piece of a document, and whether it is the end of the document."""
 
 
@@ -32,8 +32,8 @@ def has_rows(path: Path) -> str:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[tuple[io.TextIOWrapper, Callable[[], Any]]]:
-    """Open a UTF-8 file, gzipped or not; yield it and a function that updates its progress bar.
+def opened(path: Path) -> Iterator[tuple[Any, Callable[[], Any]]]:
+    """Open a file, gzipped or not; yield it and a function that updates its progress bar.
 
     Raises `UserError` if it cannot be read.
     """
@@ -44,26 +44,31 @@ def opened(path: Path) -> Iterator[tuple[io.TextIOWrapper, Callable[[], Any]]]:
             file: Any = raw
             if raw.peek(2)[:2] == b"\x1f\x8b":
                 file = gzip.GzipFile(fileobj=raw)
-            text = io.TextIOWrapper(file, "utf-8-sig", newline="\n")
-            yield text, lambda: bar.update(raw.tell() - bar.n)
-    except UnicodeDecodeError as error:
-        raise UserError("not UTF-8 text", str(path), "convert it to UTF-8") from error
+            yield file, lambda: bar.update(raw.tell() - bar.n)
     except (EOFError, zlib.error, OSError) as error:
         raise UserError(f"cannot read the file ({error})", str(path), "check --input") from error
 
 
-def pieces(path: Path) -> Iterator[str]:
+@contextmanager
+def utf8(path: Path) -> Iterator[None]:
+    """Raise `UserError` if a text of the file turns out not to be UTF-8."""
+    try:
+        yield
+    except UnicodeError as error:
+        raise UserError("not UTF-8 text", str(path), "convert it to UTF-8") from error
+
+
+def pieces(path: Path) -> Iterator[bytes]:
     """Yield a file in pieces, cut so that tokens are those of the whole text."""
-    unfinished = ""
+    unfinished = b""
     with opened(path) as (file, tick):
-        for block in iter(partial(file.read, PIECE), ""):
+        for block in iter(partial(file.read, PIECE), b""):
             text = unfinished + block
             cut = boundary(text)
             yield text[:cut]
             unfinished = text[cut:]
             tick()
-    if unfinished:
-        yield unfinished
+    yield unfinished
 
 
 def documents(path: Path, column: str, seen: Seen) -> Iterator[Piece]:
@@ -71,11 +76,11 @@ def documents(path: Path, column: str, seen: Seen) -> Iterator[Piece]:
     if has_rows(path):
         for _, (text,) in rows(path, (column,), "name the field with --column"):
             if seen.add(text):
-                yield text, True
+                yield text.encode(), True
         return
     for text in pieces(path):
         yield text, False
-    yield "", True
+    yield b"", True
 
 
 class Seen:
@@ -94,26 +99,33 @@ class Seen:
         return is_new
 
 
-def boundary(text: str) -> int:
-    """Return where to cut a text without cutting a token; its length if there is no such place.
+def boundary(text: bytes) -> int:
+    """Return where to cut a text without cutting a token.
 
     The cut is before a newline that follows a visible ASCII character: no token crosses it, because
-    GPT-2's pattern always begins a new token there.
+    GPT-2's pattern always begins a new token there. If there is none, the cut is between two
+    characters of UTF-8.
     """
-    end = text.rfind("\n")
-    while end > 0 and not "!" <= text[end - 1] <= "~":
-        end = text.rfind("\n", 0, end)
-    return end if end > 0 else len(text)
+    end = text.rfind(b"\n")
+    while end > 0 and not 32 < text[end - 1] < 127:
+        end = text.rfind(b"\n", 0, end)
+    if end > 0:
+        return end
+    decoder = codecs.getincrementaldecoder("utf-8")("ignore")
+    decoder.decode(text[-4:])
+    unfinished, _ = decoder.getstate()  # the beginning of a character at the end of the text
+    return len(text) - len(unfinished)
 
 
 def lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yield (number, text) of each line of a UTF-8 file that is not blank."""
     check_input(path)
-    with opened(path) as (file, tick):
+    with utf8(path), opened(path) as (file, tick):
         for number, line in enumerate(file, 1):
             if number % 1000 == 0:
                 tick()
-            text = line.rstrip("\r\n")
+            encoding = "utf-8-sig" if number == 1 else "utf-8"
+            text = line.decode(encoding).rstrip("\r\n")
             if text:
                 yield number, text
 

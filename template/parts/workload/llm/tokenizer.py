@@ -34,9 +34,9 @@ class Character:
         self.end = len(characters)
         self._numbers = {character: number for number, character in enumerate(characters)}
 
-    def encode(self, text: str) -> np.ndarray:
+    def encode(self, text: bytes) -> np.ndarray:
         try:
-            numbers = [self._numbers[character] for character in text]
+            numbers = [self._numbers[character] for character in text.decode()]
         except KeyError as error:
             what = f"character {error} is not in the vocabulary of the training text"
             remedy = "remove it, or prepare with --tokenizer byte"
@@ -84,8 +84,8 @@ class Gpt2:
             remedy = f"go online once, or copy the folder from another machine: {folder}"
             raise UserError(what, "--tokenizer gpt2", remedy) from error
 
-    def encode(self, text: str) -> np.ndarray:
-        return np.array(self._encoding.encode_ordinary(text), np.int64)
+    def encode(self, text: bytes) -> np.ndarray:
+        return np.array(self._encoding.encode_ordinary(text.decode()), np.int64)
 
     def decode(self, tokens: Sequence[int]) -> bytes:
         numbers = [int(token) for token in tokens if token < self.end]

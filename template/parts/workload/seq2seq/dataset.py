@@ -151,7 +151,7 @@ def tokenize(
     sides = []
     is_cut = []
     for text, limit in zip((source, target), limits, strict=True):
-        tokens = tokenizer.encode(text)
+        tokens = tokenizer.encode(text.encode())
         is_cut.append(len(tokens) >= limit)
         sides.append(np.append(tokens[: limit - 1], tokenizer.end))
 

@@ -26,8 +26,8 @@ class Pretrained:
         self.end = end
         self._tokenizer = tokenizers.Tokenizer.from_str(definition)
 
-    def encode(self, text: str) -> np.ndarray:
-        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+    def encode(self, text: bytes) -> np.ndarray:
+        encoding = self._tokenizer.encode(text.decode(), add_special_tokens=False)
         return np.array(encoding.ids, np.int64)
 
     def decode(self, tokens: Sequence[int]) -> bytes:
