@@ -4,7 +4,6 @@ holds."""
 import json
 import shutil
 from pathlib import Path
-from shlex import split
 
 import pytest
 from importing import imported
@@ -112,38 +111,3 @@ def test_a_layer_that_this_cpu_lacks_in_half_precision_has_a_remedy():
     line = str(explanations.explain(RuntimeError(said)))
     assert line.startswith("this CPU cannot compute a layer")
     assert "training.precision: choose fp32" in line
-
-
-PAIRS = ["a b c", "b c d", "c d e", "d e a", "e a b"]
-TINY = split("--model.width 16 --model.layers 1 --model.heads 1 --model.hidden 16")
-
-
-@pytest.fixture(scope="module")
-def spelt(tmp_path_factory):
-    """Runs on words, prepared without `--unknown` and with it."""
-    folders = {name: tmp_path_factory.mktemp(name) for name in ("without", "with")}
-    project = render(workload="seq2seq")
-    for name, folder in folders.items():
-        lines = [f"{source}\t{source[::-1]}\n" for source in PAIRS]
-        (folder / "pairs.tsv").write_text("".join(lines))
-        flags = ["--tokenizer", "space", "--split", "3,2,0", *["--unknown"] * (name == "with")]
-        check_run(project, "prepare", "--input", "pairs.tsv", *flags, cwd=folder)
-        check_run(project, "train", *TINY, "--training.max_steps", "1", cwd=folder)
-    return folders
-
-
-def test_symbols_that_training_had_not_are_refused_or_named(spelt):
-    project = render(workload="seq2seq")
-    refused = run(project, "predict", "--text", "a ß b", cwd=spelt["without"])
-    one_error(refused, "symbols that are in no training pair: 'ß'", "prepare with --unknown")
-    said = check_run(project, "predict", "--text", "a ß ß b", cwd=spelt["with"])
-    assert "note: symbols that are in no training pair: 'ß';" in said.out
-    assert "note" not in run(project, "predict", "--text", "a b", cwd=spelt["with"]).out
-
-
-@pytest.mark.parametrize("text", ["", "  "])
-def test_a_source_without_text_is_refused(text, spelt):
-    one_error(
-        run(render(workload="seq2seq"), "predict", "--text", text, cwd=spelt["with"]),
-        "no text: --text",
-    )

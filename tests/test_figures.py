@@ -276,8 +276,8 @@ MEASUREMENTS: dict[str, Callable[[Path], Found]] = {
     "stocks": lambda place: stocks(place, "", *SEEDS, "--model.graph_layers 0"),
     "horizons": lambda place: stocks(place, "--horizons 1,5,20", "--training.epochs 6"),
     "returns": lambda place: stocks(place, "--target return", ""),
-    "papers": lambda place: papers(place, "", 3),
-    "Cora": lambda place: papers(place, "cora.npz", 4),
+    "papers": lambda place: papers(place, "", 2),
+    "Cora": lambda place: papers(place, "cora.npz", 2),
 }
 
 

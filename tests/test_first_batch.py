@@ -6,8 +6,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from rendering import render, replace
-from running import check_run, evaluation_of, one_error, report_of, run
+from rendering import render
+from running import one_error, run
 from test_own_model import EXAMPLE, SHORT, project_with
 
 FORWARD = "model.py, forward"
@@ -92,13 +92,3 @@ def test_predictions_with_another_axis_than_the_targets_are_named(tmp_path):
     assert model != EXAMPLE
     line = checked(tmp_path, model)
     assert re.search(r"\(\d+, 1\).*\(\d+,\)", line), line
-
-
-def test_a_dataset_without_baselines_is_evaluated(tmp_path):
-    project = project_with(tmp_path, EXAMPLE)
-    replace(project / "src/my_training/dataset.py", "def baselines(", "def _baselines(")
-    replace(project / "src/my_training/dataset.py", "= baselines(", "= _baselines(")
-    check_run(project, *SHORT, cwd=tmp_path)
-    assert "mse_original" in check_run(project, "evaluate", cwd=tmp_path).out
-    assert evaluation_of(tmp_path)["baselines"] == {}
-    assert "mse_original" in report_of(tmp_path)

@@ -4,7 +4,6 @@ import functools
 import gzip
 import math
 import re
-from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -93,15 +92,6 @@ def test_bytes_are_stored_as_they_are(prepared):
     assert list(store.splits.values()) == [borders[:2], borders[1:3], borders[2:]]
 
 
-@pytest.mark.parametrize(("last", "dtype"), [(254, "uint8"), (255, "uint16")])
-def test_a_byte_255_makes_tokens_of_16_bits(last, dtype, tmp_path):
-    """In 8 bits it is the end of a document, as no text in UTF-8 has it."""
-    content = TEXT.encode() + bytes([last])
-    assert prepare(tmp_path, content).code == 0
-    assert LLM.store(tmp_path / "data").arrays["tokens"].dtype == dtype
-    assert tokens(tmp_path / "data").tolist() == [*content, 256]
-
-
 @pytest.mark.parametrize("kind", ["byte", "char", "bpe"])
 def test_every_tokenizer_gives_the_text_back(kind, tmp_path):
     text = "naïve 漢字 🙂\r\n\tend" + TEXT
@@ -118,16 +108,11 @@ def test_every_tokenizer_gives_the_text_back(kind, tmp_path):
 @pytest.mark.parametrize("size", [7, 64, 1 << 20])
 def test_a_large_text_is_the_same_in_pieces(size, tmp_path, monkeypatch):
     monkeypatch.setattr(module("texts"), "PIECE", size)
-    for content in (TEXT.encode(), "漢字🙂é".encode() * 500, bytes(range(256)) * 20):
-        (tmp_path / "packed.gz").write_bytes(gzip.compress(content))
-        offset = 0
-        for start, text in module("texts").pieces(tmp_path / "packed.gz"):
-            assert start == offset
-            assert text == content[start : start + len(text)]
-            if content[0] != 0:
-                text.decode("utf-8")  # raises where a character is cut
-            offset += len(text)
-        assert offset == len(content)
+    for content in (TEXT, "漢字🙂é" * 500, "\r\n\n" * 20):
+        (tmp_path / "packed.gz").write_bytes(gzip.compress(content.encode()))
+        pieces = list(module("texts").pieces(tmp_path / "packed.gz"))
+        assert "".join(piece.decode() for piece in pieces) == content  # no character is cut
+        assert len(pieces) > 1
 
 
 def test_gpt2_by_a_vocabulary_made_here(tmp_path):
@@ -397,22 +382,18 @@ def test_no_token_sees_a_later_one(positions):
     "flags", [(), ("--model.positions", "learned", "--model.norm", "rms", "--model.bias", "true")]
 )
 @pytest.mark.parametrize("length", [5, 40])
-def test_generating_with_a_cache_equals_without(flags, length, monkeypatch):
+def test_generated_tokens_are_the_likeliest_after_the_last_block(flags, length):
     """Also past block_size 16, and from a prompt that is longer than a block."""
-    forgetful = SimpleNamespace(length=0, extend=lambda key, value: (key, value))
     model = small_model(*flags).eval()
     with torch.no_grad():
         for parameter in model.parameters():  # far from the start, where all logits are alike
             parameter.mul_(3)
     prompt = torch.randint(257, (2, length))
-    for temperature, top_k in ((0.0, 0), (0.7, 5)):
-        with_cache = model.generate(prompt, 45, temperature, top_k, seed=3)
-        with monkeypatch.context() as patched:
-            patched.setattr(module("model"), "Cache", lambda: forgetful)
-            without = model.generate(prompt, 45, temperature, top_k, seed=3)
-        assert torch.equal(with_cache, without)
-        assert torch.equal(with_cache[:, :length], prompt)
     greedy = model.generate(prompt, 20, temperature=0.0)
+    assert torch.equal(greedy[:, :length], prompt)
+    for place in range(length, length + 20):
+        seen = greedy[:, max(place - 16, 0) : place]
+        assert torch.equal(model.logits(seen)[:, -1].argmax(-1), greedy[:, place])
     assert torch.equal(greedy, model.generate(prompt, 20, temperature=5.0, top_k=1))
     assert not torch.equal(model.generate(prompt, 20, seed=1), model.generate(prompt, 20, seed=2))
 
@@ -462,7 +443,6 @@ def test_it_learns_the_order_of_tokens_and_says_how_well(place):
     bits = metrics["loss"] / math.log(2) * (len(text) - 1) / (text[1:] < 256).sum()
     assert metrics["bits_per_byte"] == pytest.approx(bits, rel=1e-5)
     assert metrics["bits_per_byte"] < 1.5
-    assert evaluation["baselines"]["order-2 counts"]["bits_per_byte"] < 2
 
     generate = ("generate", "--prompt", "Line 12", "--tokens", "40")
     generated = LLM.done(*generate, "--output", "out.txt", cwd=place).out
@@ -471,32 +451,6 @@ def test_it_learns_the_order_of_tokens_and_says_how_well(place):
     assert written in generated
     (place / "data").unlink()  # the run folder is enough
     assert LLM.done(*generate, "--seed", "0", cwd=place).out == generated
-
-
-def test_the_count_model_is_the_one_of_witten_and_bell():
-    """Against a plain implementation, symbol by symbol."""
-    random = np.random.default_rng(0)
-    train, text = (np.cumsum(random.integers(0, 3, size)) % 7 for size in (400, 90))
-    train[::50] = 256
-    text[::31] = 256
-    counts: dict[tuple, Counter[int]] = {}
-    for order in range(3):
-        for place in range(order, len(train)):
-            context = tuple(train[place - order : place])
-            counts.setdefault(context, Counter())[train[place]] += 1
-
-    def share(context, symbol):
-        shorter = share(context[1:], symbol) if context else 1 / 257
-        seen = counts.get(context)
-        if not seen:
-            return shorter
-        return (seen[symbol] + len(seen) * shorter) / (seen.total() + len(seen))
-
-    bits = 0.0
-    for place in range(2, len(text)):
-        bits -= math.log2(share(tuple(text[place - 2 : place]), text[place]))
-    actual = module("dataset").order_2(train, text)
-    assert actual == pytest.approx(bits / (text[2:] < 256).sum())
 
 
 # ---- fp8 ---------------------------------------------------------------------------------------
@@ -526,7 +480,7 @@ def test_fp8_needs_a_gpu_or_emulation(place):
 # ---- bad input ---------------------------------------------------------------------------------
 
 NOT_UTF8 = TEXT.encode()[:1000] + b"\xff\xfe" + TEXT.encode()
-NO_TEXT = ("not UTF-8", "text.txt, byte 1000", "--tokenizer byte")
+NO_TEXT = ("not UTF-8 text: text.txt: convert it",)
 
 
 @pytest.mark.parametrize(
@@ -534,7 +488,8 @@ NO_TEXT = ("not UTF-8", "text.txt, byte 1000", "--tokenizer byte")
     [
         (b"", "", ("no text", "text.txt")),
         (b"a", "--split 0.3,0.4,0.3", ("tokens cannot be split into", "--split")),
-        (NOT_UTF8, "--tokenizer char", NO_TEXT),
+        (NOT_UTF8, "", NO_TEXT),
+        (TEXT.encode("utf-16"), "", NO_TEXT),
         (TEXT, "--split 0.5,0.6,0", ("is not a valid split", "--split")),
         (TEXT, "--split 1000000,10,0", ("needs 1000010 tokens", "there are")),
         (TEXT, "--tokenizer bpe --vocabulary 100", ("above 257", "--vocabulary 100")),
@@ -579,8 +534,9 @@ def test_what_generate_refuses(tmp_path):
     for flag, value, says in (
         ("--prompt", "€", "'€' is not in the vocabulary"),
         ("--tokens", "-1", "--tokens"),
-        ("--top-k", "0", "--top-k: use 1 or more"),
-        ("--temperature", "1e-42", "--temperature: use 0, or 0.001 or more"),
-        ("--seed", str(2**64), "--seed: use 0 or more, below 2"),
+        ("--prompt", "\udcff", "not UTF-8 text"),
+        ("--top-k", "0", "out of its range: --top-k"),
+        ("--temperature", "1e-42", "out of its range: --temperature"),
+        ("--seed", str(2**64), "out of its range: --seed"),
     ):
         one_error(LLM.run("generate", flag, value, cwd=tmp_path), says)

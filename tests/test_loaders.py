@@ -120,10 +120,27 @@ def assert_equal(
             assert value.equal(right[name]), name
 
 
-def run_epoch(loader: Any, epoch: int = 0) -> dict[str, float]:
+def run_epoch(loader: Any, epoch: int = 0) -> dict[str, int]:
+    """Return the chunks and bytes that were read, and the bytes that the chunks have."""
+    chunks = loader._chunks
+    first = chunks.chunks
+    blocks = []
+    fill = chunks.reader.fill
+
+    def counted(memory: torch.Tensor, block: Any, free: Any) -> Any:
+        blocks.append(block)
+        return fill(memory, block, free)
+
+    chunks.reader.fill = counted
     for _ in loader.epoch(epoch):
         pass
-    return loader.stats()
+    chunks.reader.fill = fill
+    tensors = [*chunks.buffers, *chunks.outputs.tensors.values()]
+    return {
+        "chunks": chunks.chunks - first,
+        "read_bytes": sum(block.last - block.first for block in blocks),
+        "chunk_bytes": sum(tensor.nbytes for tensor in tensors if tensor is not None),
+    }
 
 
 @pytest.mark.parametrize("size", ["auto", 3e-3, 3e-4, 1e-9])

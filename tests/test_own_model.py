@@ -37,9 +37,8 @@ def test_a_model_trains_evaluates_and_predicts(model, metrics, tmp_path):
         check_run(project, *words, cwd=tmp_path)
     evaluation = evaluation_of(tmp_path)
     assert set(evaluation["metrics"]) == metrics
-    if "mse_original" in metrics:
-        error = evaluation["metrics"]["mse_original"]
-        assert error < evaluation["baselines"]["mean"]["mse_original"]
+    if "r2" in metrics:
+        assert evaluation["metrics"]["r2"] > 0
     assert (newest_run(tmp_path) / "predictions.npz").exists()
 
 

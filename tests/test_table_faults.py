@@ -21,10 +21,8 @@ from made_up import (
     with_column,
     written,
 )
-from ranks import run_ranks
-from rendering import render
-from running import EXAMPLES, check_run, evaluation_of, newest_run, one_error, report_of
-from sklearn.metrics import balanced_accuracy_score, recall_score, roc_auc_score
+from running import EXAMPLES, newest_run, one_error, report_of
+from sklearn.metrics import recall_score
 from workload import Workload
 
 TABLES = Workload("tabular")
@@ -193,44 +191,6 @@ def rare(classes: int, count: int = 3000) -> str:
     hint = kind + random.normal(0, 0.7, count)
     names = np.array(["no", "yes", "perhaps"])[kind]
     return lines({"hint": hint.round(2).tolist(), "noise": [*hint[::-1]], "kind": names.tolist()})
-
-
-@pytest.mark.parametrize("classes", [2, 3])
-def test_rare_classes_show_in_balanced_accuracy_and_roc_auc(classes, tmp_path):
-    """As scikit-learn has them from the predictions, over all batches."""
-    prepared(tmp_path, "tabular", rare(classes), "--target kind --task classification")
-    TABLES.done("train", *SMALL.split(), "--training.max_steps", "40", cwd=tmp_path)
-    out = TABLES.done("evaluate", "--split", "validation", cwd=tmp_path).out
-    evaluation = evaluation_of(tmp_path)
-    metrics = evaluation["metrics"]
-
-    of_split = TABLES.predicted(tmp_path, "--split", "validation")
-    target = of_split["target"]
-    expected = balanced_accuracy_score(target, of_split["prediction"])
-    assert metrics["balanced_accuracy"] == pytest.approx(expected)
-    majority = evaluation["baselines"]["majority"]
-    assert majority["accuracy"] > 0.95
-    assert majority["balanced_accuracy"] == pytest.approx(1 / classes)
-    assert ("roc_auc" in metrics) == (classes == 2)
-    if classes == 2:
-        expected = roc_auc_score(target, of_split["probability"][:, 1])
-        assert metrics["roc_auc"] == pytest.approx(expected)
-        assert majority["roc_auc"] == 0.5
-    assert "balanced_accuracy" in out
-
-
-def test_scores_of_two_ranks_are_those_of_one(tmp_path):
-    prepared(tmp_path, "tabular", rare(2), "--target kind --task classification")
-    project = render(workload="tabular", distributed="ddp")
-    check_run(project, "train", *SMALL.split(), "--training.max_steps", "20", cwd=tmp_path)
-    measured = []
-    check_run(project, "evaluate", cwd=tmp_path)
-    measured.append(evaluation_of(tmp_path)["metrics"])
-    for result in run_ranks(project, "evaluate", cwd=tmp_path):
-        assert result.code == 0, result.err[-2000:]
-    measured.append(evaluation_of(tmp_path)["metrics"])
-    assert "roc_auc" in measured[0]
-    assert measured[0] == pytest.approx(measured[1])
 
 
 @pytest.mark.parametrize("words", ["", "--evaluation.patience 3"])

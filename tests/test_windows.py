@@ -86,7 +86,7 @@ def test_hdf5_is_read_as_it_is(tmp_path):
     np.testing.assert_allclose(opened.facts["mean"], train.mean(0), rtol=1e-9)
     np.testing.assert_allclose(opened.facts["std"], train.std(0), rtol=1e-9)
     done(tmp_path, *SMALL)
-    assert "linear" in done(tmp_path, "evaluate")
+    assert "r2" in done(tmp_path, "evaluate")
     done(tmp_path, "predict", "--input", "windows.h5", "--output", "new.npz")
     assert np.load(tmp_path / "new.npz")["prediction"].shape == (400, 3)
     for features, says in (
@@ -144,10 +144,6 @@ BAD_HDF5 = {
     ),
     "dtype": ({"features": np.array([b"x"] * 400)}, ["cannot train on dtype"]),
     "shape": ({"features": np.ones((400, 3))}, ["shape \\(400, 3\\) where \\(N, T, F\\)"]),
-    "unallocated": (
-        {"features": {"shape": (400, 16, 3), "dtype": "f4"}},
-        ["nothing was ever written"],
-    ),
     "no rows": ({"features": np.ones((0, 16, 3))}, ["no rows"]),
     "not finite": (
         {"targets": np.where(np.arange(1200).reshape(400, 3) == 30, np.nan, 1)},
@@ -168,18 +164,18 @@ def test_bad_hdf5_is_one_line(name, tmp_path):
 
 
 def test_a_file_that_is_no_hdf5_cut_missing_or_locked_is_one_line(tmp_path):
-    one_error(refused(tmp_path, *PREPARE), "there is no such file")
+    one_error(refused(tmp_path, *PREPARE), "no such file")
     path = hdf5(tmp_path)
     writer = "import h5py, sys; file = h5py.File(sys.argv[1], 'a')"
     writer += "; print('open', flush=True); sys.stdin.read()"
     command = [sys.executable, "-c", writer, str(path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout.readline() == b"open\n"
-        one_error(refused(tmp_path, *PREPARE), "another process is writing")
+        one_error(refused(tmp_path, *PREPARE), "unable to lock file", "no other process")
     path.write_bytes(path.read_bytes()[:20_000])
     one_error(refused(tmp_path, *PREPARE), "truncated")
     path.write_text("date,a\n1,2\n")
-    one_error(refused(tmp_path, *PREPARE), "not an HDF5 file")
+    one_error(refused(tmp_path, *PREPARE), "signature not found", "HDF5 file")
 
 
 def test_values_in_another_file_are_one_line(tmp_path):
@@ -195,32 +191,15 @@ def test_values_in_another_file_are_one_line(tmp_path):
     one_error(refused(tmp_path, *PREPARE), "its values are in another file: .*'features'")
 
 
-def test_a_filter_that_is_not_installed_is_named(tmp_path):
-    path = hdf5(tmp_path)
-    properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-    properties.set_chunk((4, 16, 3))
-    properties.set_filter(32015, h5py.h5z.FLAG_OPTIONAL, (3,))  # zstd
-    with h5py.File(path, "a") as file:
-        del file["features"]
-        space = h5py.h5s.create_simple((400, 16, 3))
-        dataset = h5py.Dataset(
-            h5py.h5d.create(file.id, b"features", h5py.h5t.NATIVE_FLOAT, space, properties)
-        )
-        dataset[...] = 1
-    one_error(refused(tmp_path, *PREPARE), "filter 32015", "hdf5plugin")
-
-
-def test_halves_take_half_the_space_and_say_what_they_cost(tmp_path):
+def test_halves_take_half_the_space(tmp_path):
     for name, flags in (("whole", ()), ("half", ("--dtype", "float16"))):
         hdf5(tmp_path / name)
-        out = done(tmp_path / name, *PREPARE, *flags)
-    error = float(out.split("rounding:")[1].split()[0])
-    assert 0 < error < 4e-4
+        done(tmp_path / name, *PREPARE, *flags)
     whole = store(tmp_path / "whole")
     half = store(tmp_path / "half")
     assert half.arrays["features"].row_bytes * 2 == whole.arrays["features"].row_bytes
     one, other = (batches(tmp_path / name, "test")[5] for name in ("whole", "half"))
-    margin = 10 * error * max(whole.facts["std"])
+    margin = 4e-3 * max(whole.facts["std"])
     np.testing.assert_allclose(other["features"], one["features"], atol=margin)
     assert other["target"].equal(one["target"])
     done(tmp_path / "half", *SMALL)
@@ -232,23 +211,6 @@ def test_a_refused_prepare_leaves_the_data_that_were_there(tmp_path):
     before = files_of(tmp_path / "data")
     one_error(refused(tmp_path, *PREPARE, "--purge", "999"), "no train window is left", "--purge")
     assert files_of(tmp_path / "data") == before
-
-
-def test_baselines_are_as_a_slow_reading_makes_them(tmp_path):
-    """The mean of the training targets, and least squares on a window's last row."""
-    path = hdf5(tmp_path)
-    done(tmp_path, *PREPARE, "--split", "280,60,60")
-    with h5py.File(path) as file:
-        last = file["features"][:, -1].astype(np.float64)
-        targets = file["targets"][:].astype(np.float64)
-    train = targets[:271]
-    targets = (targets - train.mean(0)) / train.std(0)
-    inputs = np.pad(last, ((0, 0), (0, 1)), constant_values=1)
-    solution, *_ = np.linalg.lstsq(inputs[:271], targets[:271], rcond=None)
-    baselines = module("dataset").baselines(store(tmp_path), None, "test")
-    assert baselines["mean"]["mse"] == pytest.approx((targets[340:] ** 2).mean(), rel=1e-4)
-    expected = ((inputs[340:] @ solution - targets[340:]) ** 2).mean()
-    assert baselines["linear"]["mse"] == pytest.approx(expected, rel=1e-3)
 
 
 # ---- checksums -----------------------------------------------------------------------------------
@@ -312,7 +274,7 @@ def test_chunk_data_loader_resumes_with_the_next_batch(tmp_path):
 
 
 @pytest.mark.full
-def test_documented_commands_run_and_beat_the_linear_map(tmp_path):
+def test_documented_commands_run_and_learn(tmp_path):
     evaluation = WINDOWS.follow("windows", tmp_path)
-    assert evaluation["metrics"]["mse"] < 0.9 * evaluation["baselines"]["linear"]["mse"]
+    assert evaluation["metrics"]["r2"] > 0.5
     assert np.load(tmp_path / "forecast.npz")["prediction"].shape == (8000, 6)

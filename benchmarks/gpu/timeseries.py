@@ -108,13 +108,16 @@ def make_row_by_row(inner: Any) -> Any:
                 present = indices[batch] >= 0
                 yield rows.deliver(self.samples, found, indices[batch][present], self.device)
 
-        def stats(self) -> dict[str, float]:
-            return {}
-
         def close(self) -> None:
             self.inner.close()
 
     return RowByRow
+
+
+def is_resident(loader: Any) -> bool | None:
+    """Whether the rows stay on the device, if the loader is `chunk`."""
+    chunks = getattr(loader, "_chunks", None)
+    return None if chunks is None else bool(chunks.resident)
 
 
 def epochs(folder: Path, steps: int, overrides: dict[str, Any], loader: Any) -> dict[str, Any]:
@@ -126,7 +129,7 @@ def epochs(folder: Path, steps: int, overrides: dict[str, Any], loader: Any) -> 
     figures["gb_per_second"] = figures["samples_per_second"] * row_bytes() / 1e9
     figures |= {
         "loss": found.rows[-1]["loss"],
-        "resident": found.run.loader.stats().get("resident"),
+        "resident": is_resident(found.run.loader),
     }
     later = busy[len(busy) // 2 :]
     return figures | ({"gpu_busy_percent": statistics.median(later)} if later else {})

@@ -49,7 +49,6 @@ class Loader:
             trains=order.train,
             resident=data.resident,
         )
-        self._batches = 0
 
     def __len__(self) -> int:
         return len(self.order)
@@ -60,12 +59,7 @@ class Loader:
             for indices, rows in zip(order, batches, strict=True):
                 if self._host is not None:
                     rows = self._host(rows, indices, epoch)
-                self._batches += 1
                 yield deliver(self.samples, rows, indices, self.device)
-
-    def stats(self) -> dict[str, float]:
-        """Batches so far, and what `Chunks.stats` reports."""
-        return {"batches": self._batches, **self._chunks.stats()}
 
     def close(self) -> None:
         self._chunks.close()
@@ -157,10 +151,6 @@ class ChunkDataLoader:
     def load_state_dict(self, state: dict[str, int]) -> None:
         self._epoch = state["epoch"]
         self._batch = state["batch"]
-
-    def stats(self) -> dict[str, float]:
-        """See `Chunks.stats`."""
-        return self._chunks.stats()
 
     def close(self) -> None:
         """End the reading threads and free the chunks."""

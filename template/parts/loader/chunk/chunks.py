@@ -180,7 +180,6 @@ class Chunks:
         self.capacity = 0  # bytes of a chunk
         self.batches_planned = 1
         self.chunks = 0
-        self.read_bytes = 0
 
     def __call__(self, epoch: int, start: int, end: int) -> Generator[dict[str, Rows]]:
         """Yield the rows of each of the batches [start, end) of an epoch."""
@@ -299,7 +298,6 @@ class Chunks:
         entries.sort(key=lambda entry: entry[0])
         for _, part, block in entries:
             part.reads.append(self.reader.fill(memory, block, free))
-            self.read_bytes += block.last - block.first
 
     def _bytes(self, name: str, rows: int) -> int:
         return -(-rows * self.sources[name].array.row_bytes // ALIGNMENT) * ALIGNMENT
@@ -384,20 +382,6 @@ class Chunks:
         event = torch.cuda.Event()
         event.record(torch.cuda.current_stream(self.holder))
         return event
-
-    def stats(self) -> dict[str, float]:
-        """Chunks and bytes so far, seconds of waiting for reads, bytes held on device and host."""
-        tensors = [buffer for buffer in self.buffers if buffer is not None]
-        tensors += [part.values for _, part in self.resident.values()]
-        tensors += self.outputs.tensors.values()
-        return {
-            "chunks": self.chunks,
-            "read_bytes": self.read_bytes,
-            "wait_seconds": self.reader.waited,
-            "resident": float(bool(self.resident)),
-            "chunk_bytes": sum(tensor.nbytes for tensor in tensors),
-            "block_bytes": self.reader.host_bytes,
-        }
 
     def close(self) -> None:
         """End the threads and free the memory."""

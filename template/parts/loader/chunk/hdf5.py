@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from math import ceil, prod
+from math import ceil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..errors import UserError
+from ..runs import check_input
 from .store import Array, StoreWriter, size_and_hash
 
 DTYPES = ("float16", "float32", "float64", "uint8", "int8", "int16", "int32", "int64", "uint16")
-LOCKED = (11, 35)  # EAGAIN on Linux and macOS
 
 
 class Hdf5Array(Array):
@@ -51,32 +51,19 @@ def refer(writer: StoreWriter, **arrays: Array) -> None:
 
 @contextmanager
 def opened(path: Path) -> Iterator[Any]:
-    """Open a file for reading. Raises `UserError` if it is missing, locked, cut or no HDF5."""
+    """Open a file for reading. Raises `UserError` if HDF5 cannot open or read it."""
     import h5py
 
-    if not path.is_file():
-        raise UserError("there is no such file", str(path), "check --input")
+    check_input(path)
     try:
-        file = h5py.File(path)
+        with h5py.File(path) as file:
+            yield file
     except OSError as error:
-        raise _explain(error, path) from error
-    with file:
-        yield file
-
-
-def _explain(error: OSError, path: Path) -> UserError:
-    """Return an error with the reason why h5py cannot open the file."""
-    import h5py
-
-    if error.errno in LOCKED or "unable to lock" in str(error):
-        what = "another process is writing the file"
-        return UserError(what, str(path), "wait until it has closed it")
-    if "truncated" in str(error):
-        what = f"the file is truncated: it has {path.stat().st_size} bytes"
-        return UserError(what, str(path), "copy it again")
-    if not h5py.is_hdf5(path):
-        return UserError("not an HDF5 file", str(path), "for a CSV, use the workload timeseries")
-    return UserError(f"cannot open the file ({error})", str(path), "copy it again")
+        what = f"HDF5 cannot read the file ({error})"
+        remedy = "give a complete HDF5 file that no other process is writing; if only a filter is "
+        raise UserError(
+            what, str(path), f"{remedy}missing, run `pip install hdf5plugin`"
+        ) from error
 
 
 def hdf5_arrays(path: str | Path, *names: str) -> dict[str, Hdf5Array]:
@@ -95,8 +82,13 @@ def hdf5_arrays(path: str | Path, *names: str) -> dict[str, Hdf5Array]:
 
 
 def _array(path: Path, file: Any, name: str) -> Hdf5Array:
+    import h5py
+
     where = f"{path}, dataset '{name}'"
-    dataset = _dataset(path, file, name)
+    dataset = file.get(name)
+    if not isinstance(dataset, h5py.Dataset):
+        remedy = f"it has {', '.join(file) or 'none'}: name two with --datasets"
+        raise UserError(f"no dataset '{name}'", str(path), remedy)
     if dataset.file != file or dataset.external:
         what = "its values are in another file"
         raise UserError(what, where, "name that file, or copy the values into this one")
@@ -106,41 +98,16 @@ def _array(path: Path, file: Any, name: str) -> Hdf5Array:
     if dataset.ndim < 1 or 0 in dataset.shape:
         what = f"no rows: its shape is {dataset.shape}"
         raise UserError(what, where, "write the samples as rows, along the first axis")
-    if not dataset.id.get_storage_size():
-        remedy = "write it first: it would be read as fill values only"
-        raise UserError("nothing was ever written into the dataset", where, remedy)
-
     offset = _offset(dataset)
-    if offset is None:
-        _check_filters(dataset, where)
-        if not _whole_rows(dataset):
-            remedy = "`prepare --dtype` stores a copy that is read several times faster"
-            print(f"note: {where}: {_slow(dataset)}; {remedy}")
-    elif offset + dataset.nbytes > path.stat().st_size:
-        raise UserError("the file is truncated", where, "copy it again")
+    if offset is None and not _whole_rows(dataset):
+        remedy = "`prepare --dtype` stores a copy that is read several times faster"
+        print(f"note: {where}: HDF5 decompresses or converts each row; {remedy}")
     return Hdf5Array(name, path, offset, dataset.shape, dataset.dtype.name, name)
-
-
-def _dataset(path: Path, file: Any, name: str) -> Any:
-    import h5py
-
-    dataset = file.get(name)
-    if isinstance(dataset, h5py.Dataset):
-        return dataset
-    names: list[str] = []
-
-    def visit(name: str, item: Any) -> None:
-        if isinstance(item, h5py.Dataset):
-            names.append(name)
-
-    file.visititems(visit)
-    remedy = f"it has {', '.join(names) or 'none'}: name two with --datasets"
-    raise UserError(f"no dataset '{name}'", str(path), remedy)
 
 
 def _offset(dataset: Any) -> int | None:
     """Return the first byte of a dataset whose bytes in the file are those in memory."""
-    if dataset.chunks or dataset.is_virtual or dataset.external or not _native(dataset):
+    if dataset.chunks or dataset.is_virtual or not _native(dataset):
         return None
     return dataset.id.get_offset()
 
@@ -178,30 +145,3 @@ def chunk_table(array: Array) -> tuple[int, np.ndarray] | None:
     if not places.all():
         return None
     return rows, places
-
-
-def _check_filters(dataset: Any, where: str) -> None:
-    import h5py
-
-    properties = dataset.id.get_create_plist()
-    for number in range(properties.get_nfilters()):
-        code, _, _, name = properties.get_filter(number)
-        if not h5py.h5z.filter_avail(code):
-            packed = f"it is compressed with filter {code} ({name.decode(errors='replace')})"
-            what = f"{packed}, which is not installed"
-            raise UserError(what, where, "run `pip install hdf5plugin`")
-
-
-def _slow(dataset: Any) -> str:
-    """Return why a dataset is slow to read, and what one row costs."""
-    chunk = dataset.chunks
-    if not chunk:
-        return "its bytes are converted while reading"
-    touched = 1
-    for length, size in zip(dataset.shape[1:], chunk[1:], strict=True):
-        touched *= ceil(length / size)
-    megabytes = touched * prod(chunk) * np.dtype(dataset.dtype).itemsize / 1e6
-    layout = f"chunks of {chunk}"
-    if dataset.compression:
-        layout += f", compressed with {dataset.compression}"
-    return f"{layout}, so that one row needs {touched:,} of them, {megabytes:,.1f} MB"

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -248,7 +247,6 @@ class Reader:
 
     def __init__(self, device: torch.device, sources: Sequence[Plain | Filtered], pin: bool):
         self.device = device
-        self.waited = 0.0
         cores = os.cpu_count() or 1
         threads = 4 if cores >= 8 else min(cores, 2)
         self.threads = min([threads, *(source.threads for source in sources)])
@@ -257,7 +255,6 @@ class Reader:
         self._staging: list[Tensor] = []
         if device.type == "cuda":
             self._staging = self._allocate(pin, max(SMALLEST_BLOCK, row_bytes))
-        self.host_bytes = sum(block.nbytes for block in self._staging)
         self._own = threading.local()
         name = "chunk-reader"
         self._pool = ThreadPoolExecutor(self.threads, name, on_device, (device_of(device),))
@@ -285,7 +282,7 @@ class Reader:
 
         free: event after which the GPU no longer uses what `memory` held before.
         """
-        if self.host_bytes:
+        if self.device.type == "cuda":
             return self._pool.submit(self._through_host, memory, block, free)
         return self._pool.submit(_read, block, memory.numpy().data, 0)
 
@@ -314,9 +311,7 @@ class Reader:
 
     def wait(self, read: Future) -> None:
         """Wait for a read, and let the GPU's current stream wait for its copy."""
-        start = time.perf_counter()
         copied = read.result()
-        self.waited += time.perf_counter() - start
         if copied is not None:
             torch.cuda.current_stream(self.device).wait_event(copied)
 

@@ -13,7 +13,6 @@ that a correlation looks back.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from functools import reduce
 from pathlib import Path
@@ -36,8 +35,6 @@ DAILY = {"return": 0, "range": 1, "volatility": 3}
 WEEK = 5  # trading days
 MONTH = 22
 VOLUME_DAYS = 20
-# All other arrays are int32.
-DTYPES = {"features": "float32", "target": "float32", "returns": "float32", "dates": "int64"}
 STOCKS_AT_ONCE = 128  # stocks whose correlations with all others are in memory at a time
 DAYS_AT_ONCE = 16
 STILL = 1e-9  # a smaller variance, as a fraction of the sum of squares, is rounding
@@ -199,7 +196,7 @@ def _spread(returns: Tensor, days: Tensor, shared_days: Tensor) -> tuple[Tensor,
 
 
 class Stock(NamedTuple):
-    """The data of one stock by date, in memory or memory-mapped."""
+    """The data of one stock by date."""
 
     dates: np.ndarray  # (n,) datetime64[D], rising
     prices: np.ndarray  # (n, 4) open, high, low, close
@@ -260,34 +257,50 @@ def _mean_of_last(values: np.ndarray, count: int) -> np.ndarray:
 
 
 def panel(writer: StoreWriter, stocks: dict[str, Stock], plan: Plan) -> Arrays:
-    """Write features, targets, seats and graphs of the stocks, one stock in memory at a time.
+    """Write features, targets, seats and graphs of the stocks, and return them.
 
     A sample is a day on which at least one stock has a whole window. `dates` are these days, as
     days since 1970.
     """
     timeline = _make_timeline(stocks, plan)
-    arrays = _create_arrays(writer, stocks, timeline, plan)
-    num_taken = np.zeros(len(timeline.days), np.int64)  # occupied seats of each sample
+    num_samples = len(timeline.days)
+    seats = np.full((num_samples, timeline.seats), -1, np.int32)
+    # `returns` starts with L − 1 empty rows, so that the L rows from row d on end with day d.
+    padding = plan.correlation_days - 1
+    returns = np.full((padding + len(timeline.calendar), len(stocks)), np.nan, np.float32)
+    num_taken = np.zeros(num_samples, np.int64)  # occupied seats of each sample
+    features = []
+    targets = []
+    numbers = []
     first_row = 0
     for number, stock in enumerate(stocks.values()):
         end_row = first_row + len(stock.dates)
         place = np.searchsorted(timeline.calendar, stock.dates)
-        features = describe_days(stock, plan.target)
-        arrays["features"][first_row:end_row] = features
-        arrays["target"][first_row:end_row] = _targets(features, place, plan)
-        arrays["stock"][first_row:end_row] = number
-        # `returns` starts with L − 1 empty rows, so that the L rows from row d on end with day d.
-        rows_of_returns = plan.correlation_days - 1 + place[1:]
-        arrays["returns"][rows_of_returns, number] = features[1:, 0]
+        described = describe_days(stock, plan.target)
+        features.append(described.astype(np.float32))
+        targets.append(_targets(described, place, plan).astype(np.float32))
+        numbers.append(np.full(len(place), number, np.int32))
+        returns[padding + place[1:], number] = described[1:, 0]
 
         # The stock gets a seat on each day on which it has a whole window.
         samples = timeline.sample[place[plan.window - 1 :]]
-        last_rows = np.arange(first_row + plan.window - 1, end_row)
-        arrays["seats"][samples, num_taken[samples]] = last_rows
+        seats[samples, num_taken[samples]] = np.arange(first_row + plan.window - 1, end_row)
         num_taken[samples] += 1
         first_row = end_row
 
-    _write_graphs(arrays, timeline.graph_days, plan)
+    days = np.stack([timeline.graph, timeline.graph_days[timeline.graph]], 1)
+    arrays = {
+        "features": np.concatenate(features),
+        "target": np.concatenate(targets),
+        "stock": np.concatenate(numbers),
+        "seats": seats,
+        "days": days.astype(np.int32),
+        "returns": returns,
+        "neighbors": _graphs(returns, timeline.graph_days, plan),
+        "dates": timeline.calendar[timeline.days].astype(np.int64),
+    }
+    for name, values in arrays.items():
+        writer.append(name, values)
     return arrays
 
 
@@ -309,50 +322,6 @@ def _make_timeline(stocks: dict[str, Stock], plan: Plan) -> Timeline:
     sample = is_sample.cumsum() - 1
     seats = int(listed.max())
     return Timeline(calendar, days, sample, graph, opens[used], seats)
-
-
-def create(writer: StoreWriter, name: str, shape: tuple[int, ...], dtype: str) -> np.ndarray:
-    """Create an array of the dataset, memory-mapped, so that it can be filled in any order."""
-    path = writer.path(name)
-    values = np.memmap(path, dtype, "w+", shape=shape)
-    # Reserve the space now: with a memory map, a full disk would kill the process later.
-    if hasattr(os, "posix_fallocate"):
-        with open(path, "r+b") as file:
-            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
-    writer.arrays[name] = {"offset": 0, "shape": list(shape), "dtype": dtype}
-    return values
-
-
-def _create_arrays(
-    writer: StoreWriter, stocks: dict[str, Stock], timeline: Timeline, plan: Plan
-) -> Arrays:
-    """Create all arrays, and fill in the values that do not depend on a stock."""
-    num_rows = sum(len(stock.dates) for stock in stocks.values())
-    num_samples = len(timeline.days)
-    num_graphs = len(timeline.graph_days)
-    padded_days = plan.correlation_days - 1 + len(timeline.calendar)
-
-    shapes = {
-        "features": (num_rows, len(FEATURES)),
-        "target": (num_rows, len(plan.horizons)),
-        "stock": (num_rows,),
-        "seats": (num_samples, timeline.seats),
-        "days": (num_samples, 2),
-        "returns": (padded_days, len(stocks)),
-        "neighbors": (num_graphs * len(stocks), plan.neighbors),
-        "dates": (num_samples,),
-    }
-    arrays = {}
-    for name, shape in shapes.items():
-        arrays[name] = create(writer, name, shape, DTYPES.get(name, "int32"))
-
-    arrays["days"][:, 0] = timeline.graph
-    arrays["days"][:, 1] = timeline.graph_days[timeline.graph]
-    dates = timeline.calendar[timeline.days]
-    arrays["dates"][...] = dates.astype(np.int64)
-    arrays["returns"][...] = np.nan
-    arrays["seats"][...] = -1
-    return arrays
 
 
 def _targets(features: np.ndarray, place: np.ndarray, plan: Plan) -> np.ndarray:
@@ -388,13 +357,13 @@ def _futures(daily: np.ndarray, plan: Plan) -> list[np.ndarray]:
     return [futures[ahead] for ahead in plan.horizons]
 
 
-def _write_graphs(arrays: Arrays, days: np.ndarray, plan: Plan) -> None:
-    """Compute and write the neighbours of each stock for the graphs of `days`."""
-    by_graph = arrays["neighbors"].reshape(len(days), -1, plan.neighbors)
-    for graph, day in enumerate(days):
-        past = arrays["returns"][day : day + plan.correlation_days]
-        returns = torch.tensor(past)
-        by_graph[graph] = correlated(returns, plan.neighbors, plan.overlap)
+def _graphs(returns: np.ndarray, days: np.ndarray, plan: Plan) -> np.ndarray:
+    """Return the neighbours (G·S, k) of each stock for the graphs of `days`."""
+    graphs = []
+    for day in days:
+        past = torch.from_numpy(returns[day : day + plan.correlation_days])
+        graphs.append(correlated(past, plan.neighbors, plan.overlap))
+    return torch.cat(graphs).int().numpy()
 
 
 def _scales(key: str, names: Iterable[Any], scaler: Scaler) -> list[Facts]:
@@ -430,126 +399,31 @@ def describe(arrays: Arrays, tickers: list[str], plan: Plan, train: slice) -> Fa
     return facts
 
 
-def _columns(store: Store, split: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return features (n, F) and targets (n, P), float64, of every stock and day of a split."""
+def _targets_of(store: Store, split: str) -> np.ndarray:
+    """Return the targets (n, P), float64, of every stock and day of a split, NaN if unknown."""
     first, last = store.splits[split]
     seats = store.arrays["seats"].rows()[first:last]
-    rows = seats[seats >= 0]
-    all_features = store.arrays["features"].rows()
-    all_targets = store.arrays["target"].rows()
-    features = all_features[rows].astype(np.float64)
-    target = all_targets[rows].astype(np.float64)
-    return features, target
+    target = store.arrays["target"].rows()[seats[seats >= 0]]
+    return target.astype(np.float64)
 
 
 def finish(metrics: Metrics, store: Store, split: str) -> Metrics:
     """Add `r2`: 1 − squared error ÷ variance of the split's targets, over all horizons."""
-    _, target = _columns(store, split)
+    target = _targets_of(store, split)
     deviation = target - np.nanmean(target, 0)
-    squares = np.nansum(deviation**2)
-    num_known = np.isfinite(target).sum()
-    variance = squares / max(num_known, 1)
+    variance = float(np.nanmean(deviation**2))
     if variance > 0 and "mse_original" in metrics:
-        r2 = 1 - metrics["mse_original"] / float(variance)
-        return {**metrics, "r2": r2}
+        return {**metrics, "r2": 1 - metrics["mse_original"] / variance}
     return metrics
-
-
-def baselines(store: Store, settings: Any, split: str) -> dict[str, Metrics]:
-    """Return the metrics of the mean, the last day, the mean of five days, and HAR.
-
-    HAR (Corsi 2009) is a ridge regression on the means of the last day, week and month, shared by
-    all stocks.
-    """
-    facts = store.facts["target"]
-    features, target = _columns(store, split)
-    if not np.isfinite(target).any():
-        return {}
-
-    def measure(guess: np.ndarray) -> Metrics:
-        return finish(_errors(guess, target, facts), store, split)
-
-    daily = DAILY[facts["kind"]]
-    week = FEATURES.index("week")
-    days = np.ones(len(facts["horizons"]))
-    if facts["kind"] == "return":  # the target is the sum over the days
-        days = _of_horizons(facts, "days")
-    mean = np.broadcast_to(_of_horizons(facts, "mean"), target.shape)
-    last_day = features[:, [daily]]
-    last_week = features[:, [week]]
-    har = _har(store, features, daily)
-    return {
-        "mean": measure(mean),
-        "last value": measure(last_day * days),
-        "mean of 5 days": measure(last_week * days),
-        "HAR ridge": measure(har),
-    }
-
-
-def _of_horizons(facts: Facts, name: str) -> np.ndarray:
-    """Return a number of each horizon (P,)."""
-    return np.array([horizon[name] for horizon in facts["horizons"]])
-
-
-def _har(store: Store, features: np.ndarray, daily: int) -> np.ndarray:
-    """Return HAR's forecasts (n, P) for features (n, F), fitted on the training days."""
-    columns = [daily, FEATURES.index("week"), FEATURES.index("month")]
-    train_features, train_targets = _columns(store, "train")
-    x = train_features[:, columns]
-    new = features[:, columns]
-    forecasts = []
-    for target in train_targets.T:
-        forecasts.append(_ridge(x, target, new))
-    return np.stack(forecasts, 1)
 
 
 def baseline_loss(store: Store, split: str) -> float:
     """Return the loss of the mean of the training targets."""
-    facts = store.facts["target"]
-    mean = _of_horizons(facts, "mean")
-    _, target = _columns(store, split)
-    metrics = _errors(mean, target, facts)
-    return metrics["mse"]
-
-
-def _errors(guess: np.ndarray, target: np.ndarray, facts: Facts) -> Metrics:
-    """Return the same metrics as the model, for a guess (n, P)."""
-    known = np.isfinite(target)
-    difference = guess - target
-    error = difference[known]
-    std = _of_horizons(facts, "std")
-    in_deviations = difference / std
-    scaled = in_deviations[known]
-    metrics = {
-        "mse": np.mean(scaled**2),
-        "mae": np.mean(np.abs(scaled)),
-        "mse_original": np.mean(error**2),
-        "mae_original": np.mean(np.abs(error)),
-    }
-    moved = known & (target != 0)
-    if facts["kind"] == "return" and moved.any():
-        is_right = (guess > 0) == (target > 0)
-        hits = is_right[moved]
-        metrics["direction_accuracy"] = np.mean(hits)
-    return {name: float(value) for name, value in metrics.items()}
-
-
-def _ridge(x: np.ndarray, y: np.ndarray, new: np.ndarray) -> np.ndarray:
-    """Fit a ridge regression (penalty 1, standardized columns); return its output for `new`."""
-    known = np.isfinite(y)
-    x = x[known]
-    y = y[known]
-    mean = x.mean(0)
-    spread = x.std(0)
-    std = np.maximum(spread, 1e-12)
-    z = (x - mean) / std
-    penalty = np.eye(z.shape[1])
-    y_mean = y.mean()
-    left = z.T @ z + penalty
-    right = z.T @ (y - y_mean)
-    weights = np.linalg.solve(left, right)
-    z_new = (new - mean) / std
-    return y_mean + z_new @ weights
+    horizons = store.facts["target"]["horizons"]
+    mean = [horizon["mean"] for horizon in horizons]
+    std = [horizon["std"] for horizon in horizons]
+    error = (_targets_of(store, split) - mean) / std
+    return float(np.nanmean(error**2))
 
 
 def split_days(sizes: list[int], ahead: int) -> dict[str, list[int]]:

@@ -1,4 +1,4 @@
-"""Plots and a table of forecasts, for the report and the tracker. Change them as you like.
+"""Plots of forecasts, for the report and the tracker. Change them as you like.
 
 `examples` returns figures, and texts in Markdown, by name. hooks/examples.py calls it. With several
 horizons, the plots show the first. Shapes: `D` days, `K` seats for stocks of a day, `M` targets of
@@ -13,15 +13,12 @@ import numpy as np
 from matplotlib.dates import ConciseDateFormatter
 from matplotlib.figure import Figure
 
-from .engine.log.report import table
-
 if TYPE_CHECKING:
     from .engine.data.store import Store
     from .engine.interfaces import Batch
     from .engine.run.project import Project
 
 SAMPLES = 120  # the first days of the validation split
-WORST = 8
 DRAWN = 3  # stocks to plot over time
 
 
@@ -29,8 +26,8 @@ Forecasts = dict[str, np.ndarray]
 """The `date` and `stock` of each known target, its `truth` and its `forecast`, each (M,)."""
 
 
-def examples(batch: Batch, predictions: Batch, project: Project) -> dict[str, Figure | str]:
-    """Plot forecasts of some stocks over time, forecasts against truth, and list the worst."""
+def examples(batch: Batch, predictions: Batch, project: Project) -> dict[str, Figure]:
+    """Plot forecasts of some stocks over time, and all forecasts against truth."""
     forecasts = collect(batch, predictions, project.store)
     truth = forecasts["truth"]
     names = project.store.facts["tickers"]
@@ -52,7 +49,7 @@ def examples(batch: Batch, predictions: Batch, project: Project) -> dict[str, Fi
     axes.set(title=title, xlabel="truth", ylabel="forecast")
     axes.scatter(truth, forecasts["forecast"], s=6, alpha=0.3, linewidths=0)
     axes.axline((truth.mean(), truth.mean()), slope=1, color="0.3", linewidth=1)
-    return {"forecasts": figure, "worst": list_worst(forecasts, names)}
+    return {"forecasts": figure}
 
 
 def collect(batch: Batch, predictions: Batch, store: Store) -> Forecasts:
@@ -68,14 +65,3 @@ def collect(batch: Batch, predictions: Batch, store: Store) -> Forecasts:
         "truth": target[day, seat],
         "forecast": prediction[day, seat],
     }
-
-
-def list_worst(forecasts: Forecasts, names: list[str]) -> str:
-    """Return a Markdown table of the forecasts with the largest errors."""
-    error = np.abs(forecasts["forecast"] - forecasts["truth"])
-    worst = error.argsort()[: -WORST - 1 : -1]
-    columns = {name: values[worst].tolist() for name, values in forecasts.items()}
-    columns["date"] = list(map(str, columns["date"]))
-    columns["stock"] = [names[number] for number in columns["stock"]]
-    rows = list(zip(*columns.values(), strict=True))
-    return "\n".join(table(f"Worst of {len(error):,} forecasts", tuple(columns), rows))

@@ -18,31 +18,18 @@ from torch.nn import functional
 from .engine.interfaces import Batch, Output
 
 SLOPE = 0.2  # of the scores below 0 (Veličković et al. 2018)
-CPU_EDGES = 8192
-"""Edges summed at a time on a CPU, whose messages fit into its cache. A GPU sums all at once."""
 
 
 class SegmentAttention(torch.autograd.Function):
     """out[i] = Σ softmax(scores of edges into i) · values[their sources], for edges in any order.
 
     As in flash attention, backward computes the messages again. So memory keeps one number per edge
-    and head, not C, and with dropout a mask. The output of a node is 0 if it has no edge, or if all
-    its scores are −inf.
+    and head, not C. The output of a node is 0 if it has no edge, or if all its scores are −inf.
     """
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        values: Tensor,
-        scores: Tensor,
-        source: Tensor,
-        target: Tensor,
-        dropout: float = 0.0,
-    ) -> Tensor:
-        """Return (N, H, C) from values (N, H, C), scores (E, H), source (E,) and target (E,).
-
-        dropout: fraction of the weights that become 0 after the softmax; the others are scaled up.
-        """
+    def forward(ctx: Any, values: Tensor, scores: Tensor, source: Tensor, target: Tensor) -> Tensor:
+        """Return (N, H, C) from values (N, H, C), scores (E, H), source (E,) and target (E,)."""
         nodes, heads = values.shape[:2]
         limits = torch.finfo(scores.dtype)
         peak = scores.new_full((nodes, heads), limits.min)
@@ -54,53 +41,24 @@ class SegmentAttention(torch.autograd.Function):
         totals = torch.zeros_like(peak).index_add_(0, target, weights)
         totals.clamp_(min=limits.tiny)
         weights /= totals.index_select(0, target)
-        kept = None
-        if dropout:
-            kept = torch.rand_like(weights) >= dropout
 
-        out = torch.zeros_like(values)
-        shares_of_edges = _dropped(weights, kept, dropout)
-        for sources, targets, shares in _blocks(source, target, shares_of_edges):
-            messages = values.index_select(0, sources)  # (≤ CPU_EDGES, H, C)
-            messages.mul_(shares.unsqueeze(2))
-            out.index_add_(0, targets, messages)
-        ctx.save_for_backward(values, weights, source, target, out, kept)
-        ctx.dropout = dropout
+        messages = values.index_select(0, source)  # (E, H, C)
+        messages.mul_(weights.unsqueeze(2))
+        out = torch.zeros_like(values).index_add_(0, target, messages)
+        ctx.save_for_backward(values, weights, source, target, out)
         return out
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
-        values, weights, source, target, out, kept = ctx.saved_tensors
-        to_values = torch.zeros_like(values)
-        to_scores = torch.empty_like(weights)
-        blocks = _blocks(source, target, _dropped(weights, kept, ctx.dropout), to_scores)
-        for sources, targets, shares, to_score in blocks:
-            arriving = gradient.index_select(0, targets)  # (≤ CPU_EDGES, H, C)
-            products = values.index_select(0, sources).mul_(arriving)
-            torch.sum(products, 2, out=to_score)
-            to_values.index_add_(0, sources, arriving.mul_(shares.unsqueeze(2)))
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        values, weights, source, target, out = ctx.saved_tensors
+        arriving = gradient.index_select(0, target)  # (E, H, C)
+        to_scores = values.index_select(0, source).mul_(arriving).sum(2)
+        arriving.mul_(weights.unsqueeze(2))
+        to_values = torch.zeros_like(values).index_add_(0, source, arriving)
         mean = (gradient * out).sum(2)  # (N, H): the softmax's own term, Σ weight · derivative
-        to_scores = _dropped(to_scores, kept, ctx.dropout)
         to_scores.sub_(mean.index_select(0, target)).mul_(weights)
-        return to_values, to_scores, None, None, None
-
-
-def _dropped(weights: Tensor, kept: Tensor | None, dropout: float) -> Tensor:
-    """Return the weights (E, H) after dropout, or unchanged without it."""
-    if kept is None:
-        return weights
-    return (weights * kept).div_(1 - dropout)
-
-
-def _blocks(*tensors: Tensor) -> Any:
-    """Split the tensors along the edges, and return matching blocks.
-
-    An exported program gets one block: their number would hold for one number of edges only.
-    """
-    if tensors[0].device.type != "cpu" or torch.compiler.is_exporting():
-        return [tensors]
-    return zip(*(tensor.split(CPU_EDGES) for tensor in tensors), strict=True)
+        return to_values, to_scores, None, None
 
 
 class GraphAttention(nn.Module):
@@ -108,13 +66,12 @@ class GraphAttention(nn.Module):
 
     The heads are concatenated. Memory grows with the number of edges, without any N × N matrix. A
     node attends to itself only if `edges` contains the loop; without any edge, its output is the
-    bias. dropout: applied to the normalized weights of each head in training, as in the paper.
+    bias.
     """
 
-    def __init__(self, inputs: int, width: int, heads: int = 1, dropout: float = 0.0):
+    def __init__(self, inputs: int, width: int, heads: int = 1):
         super().__init__()
         self.heads = heads
-        self.dropout = dropout
         self.linear = nn.Linear(inputs, heads * width, bias=False)
         self.source = nn.Parameter(torch.empty(heads, width))
         self.target = nn.Parameter(torch.empty(heads, width))
@@ -138,8 +95,7 @@ class GraphAttention(nn.Module):
         scores = functional.leaky_relu(scores, SLOPE, inplace=True)
         if present is not None:
             scores = scores.masked_fill(~present.unsqueeze(1), -torch.inf)
-        dropout = self.dropout if self.training else 0.0
-        mixed = SegmentAttention.apply(values, scores, source, target, dropout)
+        mixed = SegmentAttention.apply(values, scores, source, target)
         return mixed.flatten(1) + self.bias
 
     def _score_weights(self, inputs: int) -> Tensor:

@@ -23,7 +23,7 @@ from ..trained import (
 )
 
 if TYPE_CHECKING:
-    from ..dataset import Arrays, Plan
+    from ..dataset import Plan
     from ..engine.data.loader import Loader
     from ..engine.data.store import Store
 
@@ -69,25 +69,11 @@ def new_days(path: Path, flags: dict[str, Any], trained: Store, folder: Path) ->
 
     plan = plan_of_training(trained.facts)
     with StoreWriter(folder, WORKLOAD) as writer:
-        stocks, _ = read_stocks(writer, path, flags, trained.source)
+        stocks, _, _ = read_stocks(path, flags, trained.source)
         stocks = long_enough(stocks, plan.window, path)
         arrays = panel(writer, stocks, plan)
-        note_missing_days(arrays, plan)
         writer.facts = {**trained.facts, "tickers": list(stocks)}
         writer.splits = {"input": [0, len(arrays["dates"])]}
-
-
-def note_missing_days(arrays: Arrays, plan: Plan) -> None:
-    """Print on how many days the forecasts would change with earlier days in the files."""
-    from ..dataset import MONTH
-
-    needed = max(plan.correlation_days, plan.window + MONTH)
-    graph_days = arrays["days"][:, 1]
-    num_early = (graph_days < needed).sum()
-    if num_early:
-        what = f"the forecasts of {num_early:,} of {len(graph_days):,} days may change"
-        start = f"{needed + plan.refresh} trading days before your first forecast"
-        print(f"note: {what} with earlier days: start the files {start}")
 
 
 def plan_of_training(facts: dict[str, Any]) -> Plan:

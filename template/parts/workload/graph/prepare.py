@@ -87,7 +87,7 @@ def fill(writer: StoreWriter, plan: Plan, arguments: argparse.Namespace) -> None
     from ..dataset import describe, panel, split_days
 
     path = Path(arguments.input)
-    stocks, notes = read_stocks(writer, path, vars(arguments))
+    stocks, source, notes = read_stocks(path, vars(arguments))
     num_stocks = len(stocks)
     stocks = long_enough(stocks, plan.window, path)
     notes[f"stocks left out: fewer than {plan.window} days"] = num_stocks - len(stocks)
@@ -106,7 +106,7 @@ def fill(writer: StoreWriter, plan: Plan, arguments: argparse.Namespace) -> None
     facts = describe(arrays, list(stocks), plan, train)
     writer.facts = facts
     writer.splits = splits
-    writer.source |= {"path": path.name, "stocks": len(stocks)}
+    writer.source = {**source, "path": path.name, "stocks": len(stocks)}
     report(arrays, facts, splits, notes)
 
 
@@ -153,24 +153,16 @@ def report(
     arrays: Arrays, facts: dict[str, Any], splits: dict[str, list[int]], notes: dict[str, int]
 ) -> None:
     """Print a summary of stocks, splits and graphs, and the counts in `notes`."""
-    seats = arrays["seats"]
     neighbors = arrays["neighbors"]
     dates = arrays["dates"].view("M8[D]")
     num_stocks = len(facts["tickers"])
-    print(f"{'stocks:':14}{num_stocks}, at most {seats.shape[1]} a day")
+    print(f"{'stocks:':14}{num_stocks}, at most {arrays['seats'].shape[1]} a day")
     for name, (first, last) in splits.items():
         if last > first:
             period = f"{dates[first]} to {dates[last - 1]}"
             print(f"{name + ':':14}{last - first} days, {period}")
     edges = sum((column >= 0).mean() for column in neighbors.T)
     print(f"{'graphs:':14}{len(neighbors) // num_stocks}, {edges:.1f} edges into a stock")
-
-    # Seats and neighbours fill up from the first one on.
-    is_alone = (seats[:, 1:2] < 0).all(1)
-    notes["days with a single stock, which has no neighbour"] = is_alone.sum()
-    first_neighbor = neighbors[:, 0].reshape(-1, num_stocks)
-    is_lonely = (first_neighbor < 0).all(0)
-    notes["stocks without a neighbour in any graph"] = is_lonely.sum()
     for what, count in notes.items():
         if count:
             print(f"{'note:':14}{what}: {count:,}")

@@ -7,10 +7,12 @@ more token, `end`, which ends a text and has no bytes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import cache
 from typing import Any, Protocol
 
 import numpy as np
+
+# Byte-level BPE writes the n-th of these bytes as chr(256 + n), as in openai/gpt-2.
+UNPRINTABLE = [*range(33), *range(127, 161), 173]
 
 
 class Tokenizer(Protocol):
@@ -22,8 +24,7 @@ class Tokenizer(Protocol):
     def encode(self, text: bytes) -> np.ndarray:
         """Return tokens (T,).
 
-        Raises `UnicodeDecodeError` if the tokenizer needs UTF-8 and the text is not, and
-        `UserError` for an unknown character.
+        Raises `UnicodeError` if the text is not UTF-8, and `UserError` for an unknown character.
         """
 
     def decode(self, tokens: Sequence[int]) -> bytes:
@@ -40,6 +41,8 @@ class Byte:
     end = 256
 
     def encode(self, text: bytes) -> np.ndarray:
+        if b"\xff" in text:  # it would mean `end` where tokens are stored in 8 bits
+            raise UnicodeError("byte 255")
         return np.frombuffer(text, np.uint8)
 
     def decode(self, tokens: Sequence[int]) -> bytes:
@@ -78,35 +81,26 @@ class Pairs:
         return cls(learner.to_str())
 
     def encode(self, text: bytes) -> np.ndarray:
-        return self.encode_all([text.decode("utf-8")])[0]
+        return self.encode_all([text])[0]
 
-    def encode_all(self, texts: Sequence[str]) -> list[np.ndarray]:
+    def encode_all(self, texts: Sequence[bytes]) -> list[np.ndarray]:
         """Encode several texts on all cores."""
-        encodings = self._tokenizer.encode_batch_fast(list(texts))
+        encodings = self._tokenizer.encode_batch_fast([text.decode() for text in texts])
         return [np.array(encoding.ids, np.int64) for encoding in encodings]
 
     def decode(self, tokens: Sequence[int]) -> bytes:
-        letters = _bytes_of_letters()
         text = bytearray()
         for token in tokens:
             if token < self.end:
-                word = self._tokenizer.id_to_token(int(token)) or ""
-                text.extend(letters[letter] for letter in word)
+                letters = self._tokenizer.id_to_token(int(token)) or ""
+                text.extend(map(_byte_of, letters))
         return bytes(text)
 
     def facts(self) -> dict[str, Any]:
         return {"kind": self.kind, "definition": self._definition}
 
 
-@cache
-def _bytes_of_letters() -> dict[str, int]:
-    """Map each printable letter of byte-level BPE to its byte.
-
-    As `bytes_to_unicode` in openai/gpt-2.
-    """
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printable]
-    letters = {chr(byte): byte for byte in printable}
-    for number, byte in enumerate(others):
-        letters[chr(256 + number)] = byte
-    return letters
+def _byte_of(letter: str) -> int:
+    """Return the byte that byte-level BPE writes as this letter."""
+    number = ord(letter)
+    return number if number < 256 else UNPRINTABLE[number - 256]

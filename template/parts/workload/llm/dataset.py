@@ -2,7 +2,7 @@
 
 The prepared dataset has one array, `tokens` (N,), uint16 or uint32 as the vocabulary needs. Splits
 are ranges of it, and each document ends with the tokenizer's token `end`. With the tokenizer
-`byte`, tokens are uint8 if no text contains byte 255, which UTF-8 never does; 255 then means `end`.
+`byte`, tokens are uint8, and 255 means `end`, since UTF-8 never has this byte.
 Blocks are cut when they are read, so you can change `data.block_size` without a new `prepare`.
 
 Shapes: `B` blocks in a batch, `T` tokens of a block.
@@ -13,7 +13,6 @@ from __future__ import annotations
 import random
 import sysconfig
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,21 +21,19 @@ import numpy as np
 import torch
 
 from .bytepairs import Byte, Pairs, Tokenizer
-from .counts import order_2
 from .engine.data.store import Store, StoreWriter
 from .engine.errors import UserError
 from .engine.interfaces import Batch, Rows, Spans
 from .prepare.splits import SPLITS
 from .settings import WORKLOAD
-from .texts import PIECE, Document, Seen, decoded, documents
-from .tokenizer import byte_counts, restore
+from .texts import PIECE, Piece, Seen, documents, utf8
+from .tokenizer import byte_counts
 
 IGNORE = -100
 """Marks a missing target; F.cross_entropy ignores it by default."""
 
 SHORT_END = 255  # how `end` is stored in 8 bits
 BATCH = 2 << 20  # bytes of text that all cores tokenize together
-COUNTED = 32 << 20  # tokens that the count model uses; more hardly change its result
 LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
 FEWEST = 20  # modules of the sample text, so that each split has one
 
@@ -120,38 +117,18 @@ def write(
     """Tokenize `files` one after the other into a dataset, with a few pieces in memory at a time.
 
     borders: maps the tokens at which files end to the three tokens at which the splits end.
-    column: the field with the text, in files whose rows are documents. Raises `UserError`, with
-    file and byte, for a text that the tokenizer cannot encode.
+    column: the field with the text, in files whose rows are documents. Raises `UserError` for a
+    text that the tokenizer cannot encode.
     """
-    if tokenizer.kind == "byte":
-        with suppress(HasByte255):
-            return _write(folder, tokenizer, files, borders, source, column, "uint8")
-    dtype = "uint16" if tokenizer.end < 2**16 else "uint32"
-    return _write(folder, tokenizer, files, borders, source, column, dtype)
-
-
-class HasByte255(Exception):
-    """A text contains byte 255, so 8 bits are too few for its tokens and `end`."""
-
-
-def _write(
-    folder: Path,
-    tokenizer: Tokenizer,
-    files: Sequence[Path],
-    borders: Borders,
-    source: dict[str, Any],
-    column: str,
-    dtype: str,
-) -> StoreWriter:
-    """Write the dataset with tokens of a dtype. Raises `HasByte255` if uint8 is too small."""
     with StoreWriter(folder, WORKLOAD) as writer:
         seen = Seen()
-        pieces = Pieces(writer, tokenizer, dtype)
+        pieces = Pieces(writer, tokenizer)
         ends = []
         for path in files:
-            for document in documents(path, column, seen):
-                pieces.hold(document)
-            pieces.write()
+            with utf8(path):
+                for text, is_end in documents(path, column, seen):
+                    pieces.hold(text, is_end)
+                pieces.write()
             ends.append(writer.arrays["tokens"]["shape"][0])
         stops = borders(np.array(ends))
         splits = zip(SPLITS, pairwise([0, *stops]), strict=True)
@@ -169,53 +146,42 @@ def _write(
 class Pieces:
     """Collects pieces of texts and tokenizes them together."""
 
-    def __init__(self, writer: StoreWriter, tokenizer: Tokenizer, dtype: str):
+    def __init__(self, writer: StoreWriter, tokenizer: Tokenizer):
         self.writer = writer
         self.tokenizer = tokenizer
-        self.dtype = dtype
-        self.short = dtype == "uint8"
+        self.end = tokenizer.end
+        self.dtype = "uint16" if self.end < 2**16 else "uint32"
+        if isinstance(tokenizer, Byte):
+            self.end = SHORT_END
+            self.dtype = "uint8"
         self.full_size = BATCH if isinstance(tokenizer, Pairs) else PIECE
-        end = min(tokenizer.end, SHORT_END) if self.short else tokenizer.end
-        self.end = np.array([end], dtype)
         self.num_documents = 0
-        self.held: list[Document] = []
+        self.held: list[Piece] = []
         self.size = 0  # bytes of the held pieces
 
-    def hold(self, document: Document) -> None:
+    def hold(self, text: bytes, is_end: bool) -> None:
         """Keep a piece; write all if there are enough."""
-        _, _, text, is_last = document
-        self.held.append(document)
+        self.held.append((text, is_end))
         self.size += len(text)
-        self.num_documents += is_last
+        self.num_documents += is_end
         if self.size >= self.full_size:
             self.write()
 
     def write(self) -> None:
         """Tokenize and write the held pieces."""
-        parts = [self.end[:0]]
-        tokens_of_pieces = encoded(self.tokenizer, self.held)
-        for tokens, (_, _, text, is_last) in zip(tokens_of_pieces, self.held, strict=True):
-            if self.short and b"\xff" in text:
-                raise HasByte255
+        texts = [text for text, _ in self.held]
+        if isinstance(self.tokenizer, Pairs):
+            tokens_of_pieces = self.tokenizer.encode_all(texts)
+        else:
+            tokens_of_pieces = [self.tokenizer.encode(text) for text in texts]
+        parts = [np.zeros(0, self.dtype)]
+        for tokens, (_, is_end) in zip(tokens_of_pieces, self.held, strict=True):
             parts.append(tokens.astype(self.dtype, copy=False))
-            if is_last:
-                parts.append(self.end)
+            if is_end:
+                parts.append(np.array([self.end], self.dtype))
         self.writer.append("tokens", np.concatenate(parts))
         self.held = []
         self.size = 0
-
-
-def encoded(tokenizer: Tokenizer, held: list[Document]) -> list[np.ndarray]:
-    """Return the tokens of each piece."""
-    texts = [text for _, _, text, _ in held]
-    try:
-        if isinstance(tokenizer, Pairs):
-            return tokenizer.encode_all([text.decode("utf-8") for text in texts])
-        return [tokenizer.encode(text) for text in texts]
-    except UnicodeDecodeError:
-        for document in held:
-            decoded(document)
-        raise
 
 
 def synthesize(folder: Path, settings: Any) -> None:
@@ -252,34 +218,3 @@ def finish(metrics: dict[str, float], store: Store, split: str) -> dict[str, flo
 def baseline_loss(store: Store, split: str) -> float:
     """Return the loss of a uniform guess over the vocabulary."""
     return float(np.log(store.facts["vocabulary"]))
-
-
-def baselines(store: Store, settings: Any, split: str) -> dict[str, dict[str, float]]:
-    """Return the metrics of counting which byte follows two others in the training text."""
-    tokenizer = restore(store.facts["tokenizer"])
-    train = _symbols(store, tokenizer, "train")
-    measured = _symbols(store, tokenizer, split)
-    if len(measured) < 3:
-        return {}
-    return {"order-2 counts": {"bits_per_byte": order_2(train, measured)}}
-
-
-def _symbols(store: Store, tokenizer: Tokenizer, split: str) -> np.ndarray:
-    """Return the bytes (N,) int64 of a split's text, with 256 at the end of each document."""
-    first, last = store.splits[split]
-    last = min(last, first + COUNTED)
-    stored = np.asarray(store.arrays["tokens"].rows()[first:last])
-    tokens = stored.astype(np.int64)
-    if tokenizer.kind == "byte":
-        if stored.dtype == np.uint8:
-            tokens[tokens == SHORT_END] = Byte.end
-        return tokens
-
-    parts = []
-    ends = np.flatnonzero(tokens == tokenizer.end)
-    for document in np.split(tokens, ends + 1):
-        text = np.frombuffer(tokenizer.decode(document.tolist()), np.uint8)
-        parts.append(text.astype(np.int64))
-        num_ends = int((document[-1:] == tokenizer.end).sum())
-        parts.append(np.full(num_ends, 256))
-    return np.concatenate(parts)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -44,12 +43,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     tokenizer = restore(project.store.facts["tokenizer"])
 
     # In the training data, each document follows the end of another, so the prompt does, too.
-    try:
-        prompt = [tokenizer.end, *tokenizer.encode(os.fsencode(arguments.prompt)).tolist()]
-    except UnicodeDecodeError:
-        remedy = f"use UTF-8 text, which the tokenizer {tokenizer.kind} needs"
-        raise UserError("not UTF-8 text", "--prompt", remedy) from None
-
+    prompt = [tokenizer.end, *tokenizer.encode(arguments.prompt.encode()).tolist()]
     given = torch.tensor([prompt], device=project.device)
     with torch.inference_mode(), project.precision.autocast():
         tokens = project.model.generate(
@@ -65,17 +59,16 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
 
 
 def check(arguments: argparse.Namespace) -> None:
-    """Raise `UserError` for a number that is out of range."""
-    temperature = arguments.temperature
+    """Raise `UserError` for a value that cannot be used."""
+    from ..texts import check_text
+
+    check_text(arguments.prompt, "--prompt")
     ranges = {
-        "tokens": ("0 or more", arguments.tokens >= 0),
-        "seed": ("0 or more, below 2^64", 0 <= arguments.seed < 2**64),
-        "top-k": ("1 or more", arguments.top_k is None or arguments.top_k >= 1),
-        "temperature": (
-            f"0, or {COLDEST} or more",
-            temperature == 0 or COLDEST <= temperature < math.inf,
-        ),
+        "tokens": arguments.tokens >= 0,
+        "seed": 0 <= arguments.seed < 2**64,
+        "top-k": arguments.top_k is None or arguments.top_k >= 1,
+        "temperature": arguments.temperature == 0 or COLDEST <= arguments.temperature < math.inf,
     }
-    for name, (allowed, is_within) in ranges.items():
-        if not is_within:
-            raise UserError("a number out of its range", f"--{name}", f"use {allowed}")
+    for name, is_valid in ranges.items():
+        if not is_valid:
+            raise UserError("a number out of its range", f"--{name}", "see generate --help")

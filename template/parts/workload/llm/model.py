@@ -7,7 +7,6 @@ targets.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -49,7 +48,7 @@ class Attention(nn.Module):
         self.out = nn.Linear(width, width, bias=sizes.bias)
         self.dropout = sizes.dropout
 
-    def forward(self, x: Tensor, rotation: Tensor | None, cache: Cache | None = None) -> Tensor:
+    def forward(self, x: Tensor, rotation: Tensor | None) -> Tensor:
         batch, time, width = x.shape
         qkv = self.qkv(x).view(batch, time, 3, self.heads, width // self.heads)
         query, key, value = qkv.unbind(2)  # each (B, T, H, D)
@@ -58,11 +57,9 @@ class Attention(nn.Module):
         query = query.transpose(1, 2)  # (B, H, T, D)
         key = key.transpose(1, 2)
         value = value.transpose(1, 2)
-        if cache is not None:
-            key, value = cache.extend(key, value)
         dropout = self.dropout if self.training else 0.0
         mixed = functional.scaled_dot_product_attention(
-            query, key, value, dropout_p=dropout, is_causal=time > 1
+            query, key, value, dropout_p=dropout, is_causal=True
         )
         return self.out(mixed.transpose(1, 2).reshape(batch, time, width))
 
@@ -91,8 +88,8 @@ class Block(nn.Module):
         self.out = nn.Linear(4 * width, width, bias=sizes.bias)
         self.dropout = sizes.dropout
 
-    def forward(self, x: Tensor, rotation: Tensor | None, cache: Cache | None = None) -> Tensor:
-        mixed = self.attention(self.attention_norm(x), rotation, cache)
+    def forward(self, x: Tensor, rotation: Tensor | None) -> Tensor:
+        mixed = self.attention(self.attention_norm(x), rotation)
         x = x + functional.dropout(mixed, self.dropout, self.training)
         hidden = functional.gelu(self.hidden(self.hidden_norm(x)))
         return x + functional.dropout(self.out(hidden), self.dropout, self.training)
@@ -169,27 +166,23 @@ class GPT(nn.Module):
         """The layers and the head, which are compiled, checkpointed and sharded one by one."""
         return [*self.layers, self.head]
 
-    def hidden(self, tokens: Tensor, caches: Sequence[Cache] = ()) -> Tensor:
-        """Return the output of the last block (B, T, C), before the last norm.
-
-        caches: one for each layer, if these tokens follow the ones in the caches.
-        """
-        start = caches[0].length if caches else 0
-        place = slice(start, start + tokens.shape[1])
+    def hidden(self, tokens: Tensor) -> Tensor:
+        """Return the output of the last block (B, T, C), before the last norm."""
+        time = tokens.shape[1]
         x = self.embedding(tokens)
         rotation = None
         if self.positions is None:
-            rotation = self.rotation[place]
+            rotation = self.rotation[:time]
         else:
-            x = x + self.positions.weight[place]
+            x = x + self.positions.weight[:time]
         x = functional.dropout(x, self.dropout, self.training)
-        for number, layer in enumerate(self.layers):
-            x = layer(x, rotation, caches[number]) if caches else layer(x, rotation)
+        for layer in self.layers:
+            x = layer(x, rotation)
         return x
 
-    def logits(self, tokens: Tensor, caches: Sequence[Cache] = ()) -> Tensor:
+    def logits(self, tokens: Tensor) -> Tensor:
         """Return the logits of each next token (B, T, vocabulary), without the padding of V."""
-        x = self.head.norm(self.hidden(tokens, caches))
+        x = self.head.norm(self.hidden(tokens))
         return functional.linear(x, self.embedding.weight)[..., : self.vocabulary]
 
     def forward(self, batch: Batch) -> Output:
@@ -218,21 +211,13 @@ class GPT(nn.Module):
         """Continue tokens (B, T) by `count` more: (B, T + count).
 
         temperature: 0 takes the most likely token. top_k: sample from this number of most likely
-        tokens; 0 samples from all. The model sees at most `block_size` tokens. When the block is
-        full, it continues from the newer half and fills the caches again, once per block_size / 2
-        tokens. The result is the same as without caches.
+        tokens; 0 samples from all. The model sees the last `block_size` tokens.
         """
         random = torch.Generator(tokens.device).manual_seed(seed)
-        start = max(tokens.shape[1] - self.block_size, 0)
-        caches = [Cache() for _ in self.layers]
         for _ in range(count):
-            if tokens.shape[1] - start > self.block_size:
-                start = tokens.shape[1] - max(self.block_size // 2, 1)
-                caches = [Cache() for _ in self.layers]
-            unseen = tokens[:, start + caches[0].length :]
             # torch.compile would compile again for every length.
             with torch.compiler.set_stance("force_eager"):
-                logits = self.logits(unseen, caches)[:, -1].float()
+                logits = self.logits(tokens[:, -self.block_size :])[:, -1].float()
             token = draw(logits, temperature, top_k, random)
             tokens = torch.cat([tokens, token], 1)
         return tokens
@@ -247,25 +232,6 @@ def draw(logits: Tensor, temperature: float, top_k: int, random: torch.Generator
         logits = logits.masked_fill(logits < least, -math.inf)
     probabilities = (logits / temperature).softmax(-1)
     return torch.multinomial(probabilities, 1, generator=random)
-
-
-class Cache:
-    """The keys and values of the tokens that a layer has seen, each (B, H, length, D)."""
-
-    def __init__(self) -> None:
-        self.length = 0
-        self._key: Tensor | None = None
-        self._value: Tensor | None = None
-
-    def extend(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Append the keys and values of new tokens, and return all."""
-        self.length += key.shape[2]
-        if self._key is not None and self._value is not None:
-            key = torch.cat([self._key, key], 2)
-            value = torch.cat([self._value, value], 2)
-        self._key = key
-        self._value = value
-        return key, value
 
 
 def rotation_table(time: int, width: int) -> Tensor:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import math
 import random
 from collections.abc import Callable, Iterator
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..engine.errors import UserError, UserErrors
+from ..engine.errors import UserError
 from ..engine.runs import check_input, typed_path
 from ..prepare.splits import add_dry_run, destination, print_summary, split_shares, split_sizes
 
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
     from ..engine.data.store import StoreWriter
 
 BYTES = 257  # the smallest vocabulary of byte pairs: all bytes, and the end of a document
-NAMED = 20  # files that are named if they are not UTF-8
-EMPTY = hashlib.sha256().digest()
 FEW_FILES = 20  # with fewer files, whole files are too coarse: split the text by position
 
 
@@ -82,46 +79,19 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
-    """Prepare the texts. Raises an error for every file that is not UTF-8, not for one only."""
-    from ..texts import NotUtf8
-
-    check(arguments)
-    try:
-        write_all(arguments, load)
-    except NotUtf8 as error:
-        raise UserErrors(not_utf8(arguments)) from error
-
-
-def not_utf8(arguments: argparse.Namespace) -> list[UserError]:
-    """Return an error for each file that the tokenizer cannot read, up to `NAMED`."""
-    from ..texts import NotUtf8, Seen, decoded, documents
-
-    errors: list[UserError] = []
-    for file in list_files(Path(arguments.input), arguments.glob):
-        try:
-            for document in documents(file, arguments.column, Seen()):
-                if arguments.tokenizer != "byte":
-                    decoded(document)
-        except NotUtf8 as error:
-            errors.append(error)
-    return errors[:NAMED]
-
-
-def write_all(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
-    """Read each file twice: to find copies and learn the vocabulary, then to write the tokens."""
+    """Find copies and learn the vocabulary, then write the tokens."""
     from ..dataset import write
 
+    check(arguments)
     files, num_copies = find_files(Path(arguments.input), arguments.glob)
     split_by = arguments.split_by
     if split_by == "auto":
         split_by = "file" if len(files) >= FEW_FILES else "position"
-    sizes: list[int] = []
-    num_training = 0
+    sizes = [len(files)]
     if split_by == "file":
         random.Random(arguments.seed).shuffle(files)
         sizes = split_sizes(arguments.split, len(files), "file", rounded=1)
-        num_training = sizes[0]
-    tokenizer = make_tokenizer(arguments, files, num_training)
+    tokenizer = make_tokenizer(arguments, files, training=files[: sizes[0]])
 
     def borders(ends: np.ndarray) -> list[int]:
         if split_by == "file":
@@ -172,17 +142,14 @@ def find_files(path: Path, pattern: str) -> tuple[list[Path], int]:
     A copy in another split would let a model succeed by memorizing. Raises `UserError` if no file
     has text.
     """
-    kept: dict[bytes, Path] = {}  # by the hash of the text
-    num_copies = 0
-    for file in list_files(path, pattern):
-        hash_of_text = digest(file)
-        if hash_of_text in kept:
-            num_copies += 1
-        elif hash_of_text != EMPTY:
-            kept[hash_of_text] = file
+    files = [file for file in list_files(path, pattern) if file.stat().st_size]
+    kept: dict[bytes, Path] = {}  # by the hash of the content
+    for file in files:
+        with open(file, "rb") as content:
+            kept.setdefault(hashlib.file_digest(content, "sha256").digest(), file)
     if not kept:
         raise UserError("no text in the files", str(path), "provide a file that is not empty")
-    return list(kept.values()), num_copies
+    return list(kept.values()), len(files) - len(kept)
 
 
 def list_files(path: Path, pattern: str) -> list[Path]:
@@ -204,21 +171,12 @@ def list_files(path: Path, pattern: str) -> list[Path]:
     return visible
 
 
-def digest(file: Path) -> bytes:
-    """Return the hash of a file's text."""
-    from ..texts import blocks
-
-    hash_of_text = hashlib.sha256()
-    for text in blocks(file):
-        hash_of_text.update(text)
-    return hash_of_text.digest()
-
-
-def make_tokenizer(arguments: argparse.Namespace, files: list[Path], training: int) -> Tokenizer:
+def make_tokenizer(
+    arguments: argparse.Namespace, files: list[Path], training: list[Path]
+) -> Tokenizer:
     """Return the tokenizer that `--tokenizer` names.
 
-    Byte pairs are learned from the first `training` files. If `training` is 0, the text is split by
-    position, and they are learned from its first bytes. Characters come from all files, because
+    Byte pairs are learned from the files `training`. Characters come from all files, because
     unknown ones could not be encoded.
     """
     from ..bytepairs import Byte, Pairs
@@ -228,44 +186,18 @@ def make_tokenizer(arguments: argparse.Namespace, files: list[Path], training: i
         return Byte()
     if arguments.tokenizer == "gpt2":
         return Gpt2.fetch()
-    column = arguments.column
     if arguments.tokenizer == "char":
-        characters = set[str]().union(*beginning(files, column))
+        characters = set[str]().union(*texts_of(files, arguments.column))
         return Character("".join(sorted(characters)))
-    size = None
-    if training:
-        files = files[:training]
-    else:
-        size = training_bytes(arguments, files)
-    return Pairs.learn(beginning(files, column, size), arguments.vocabulary)
+    return Pairs.learn(texts_of(training, arguments.column), arguments.vocabulary)
 
 
-def beginning(files: list[Path], column: str, size: int | None = None) -> Iterator[str]:
-    """Yield the text of the files, or its first `size` bytes."""
-    from ..texts import Seen, decoded, documents
+def texts_of(files: list[Path], column: str) -> Iterator[str]:
+    """Yield the text of the files in pieces."""
+    from ..texts import Seen, documents, utf8
 
     seen = Seen()
-    left = math.inf if size is None else size
     for file in files:
-        for document in documents(file, column, seen):
-            text = document[2]
-            if len(text) > left:
-                yield text[: int(left)].decode("utf-8", "ignore")  # it may end inside a character
-                return
-            yield decoded(document)
-            left -= len(text)
-
-
-def training_bytes(arguments: argparse.Namespace, files: list[Path]) -> int:
-    """Return about how many bytes of the text are in the training split, if it has no whole files.
-
-    A number of tokens is a lower limit, since each token has at least one byte.
-    """
-    from ..texts import Seen, documents
-
-    numbers, are_shares = split_shares(arguments.split)
-    if not are_shares:
-        return int(numbers[0])
-    seen = Seen()
-    texts = (text for file in files for _, _, text, _ in documents(file, arguments.column, seen))
-    return int(numbers[0] * sum(map(len, texts)))
+        with utf8(file):
+            for text, _ in documents(file, column, seen):
+                yield text.decode()

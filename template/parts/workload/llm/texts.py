@@ -20,14 +20,9 @@ from .engine.runs import check_input
 
 PIECE = 64 << 10  # bytes of a text that a core tokenizes at a time
 TOGETHER = 1024  # rows of a Parquet file that are read at a time
-SAMPLE = 4096  # bytes of a file that tell its encoding
 ROWS = (".jsonl", ".parquet")
-Document = tuple[str, int, bytes, bool]
-"""A piece of a document: where, offset, text, and whether it is the last piece."""
-
-
-class NotUtf8(UserError):
-    """A text in another encoding."""
+Piece = tuple[bytes, bool]
+"""A piece of a document, and whether it is the end of the document."""
 
 
 def has_rows(path: Path) -> str:
@@ -49,65 +44,43 @@ def opened(path: Path) -> Iterator[tuple[Any, Callable[[], Any]]]:
             file: Any = raw
             if raw.peek(2)[:2] == b"\x1f\x8b":
                 file = gzip.GzipFile(fileobj=raw)
-            if is_utf16(file.peek(SAMPLE)[:SAMPLE]):
-                raise NotUtf8("UTF-16 text", str(path), "convert it to UTF-8")
             yield file, lambda: bar.update(raw.tell() - bar.n)
     except (EOFError, zlib.error, OSError) as error:
         raise UserError(f"cannot read the file ({error})", str(path), "check --input") from error
 
 
-def is_utf16(text: bytes) -> bool:
-    """Whether a text begins with the mark of UTF-16 or -32, or has a NUL at every second place."""
-    if text.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE)):
-        return True
-    few, many = sorted((text[::2].count(0), text[1::2].count(0)))
-    return 4 * many > len(text) > 100 * few
+@contextmanager
+def utf8(path: Path) -> Iterator[None]:
+    """Raise `UserError` if a text of the file turns out not to be UTF-8."""
+    try:
+        yield
+    except UnicodeError as error:
+        raise UserError("not UTF-8 text", str(path), "convert it to UTF-8") from error
 
 
-def blocks(path: Path) -> Iterator[bytes]:
-    """Yield a file in blocks, cut anywhere."""
+def pieces(path: Path) -> Iterator[bytes]:
+    """Yield a file in pieces, cut so that tokens are those of the whole text."""
+    unfinished = b""
     with opened(path) as (file, tick):
         for block in iter(partial(file.read, PIECE), b""):
-            yield block
+            text = unfinished + block
+            cut = boundary(text)
+            yield text[:cut]
+            unfinished = text[cut:]
             tick()
+    yield unfinished
 
 
-def pieces(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield a file in pieces of (offset, text), cut so that tokens are those of the whole text."""
-    offset = 0
-    unfinished = b""
-    for block in blocks(path):
-        text = unfinished + block
-        cut = boundary(text)
-        yield offset, text[:cut]
-        offset += cut
-        unfinished = text[cut:]
-    if unfinished:
-        yield offset, unfinished
-
-
-def decoded(document: Document) -> str:
-    """Decode the text of a piece. Raises `UserError` with the byte that is not UTF-8."""
-    where, offset, text, _ = document
-    try:
-        return text.decode("utf-8")
-    except UnicodeDecodeError as error:
-        where = f"{where}, byte {offset + error.start}"
-        remedy = "convert the file to UTF-8, or use --tokenizer byte"
-        raise NotUtf8("not UTF-8 text", where, remedy) from error
-
-
-def documents(path: Path, column: str, seen: Seen) -> Iterator[Document]:
+def documents(path: Path, column: str, seen: Seen) -> Iterator[Piece]:
     """Yield the pieces of a file. The texts of rows are left out if they are in `seen`."""
     if has_rows(path):
-        for where, (text,) in rows(path, (column,), "name the field with --column"):
-            content = text.encode()
-            if seen.add(content):
-                yield where, 0, content, True
+        for _, (text,) in rows(path, (column,), "name the field with --column"):
+            if seen.add(text):
+                yield text.encode(), True
         return
-    for offset, content in pieces(path):
-        yield str(path), offset, content, False
-    yield str(path), 0, b"", True
+    for text in pieces(path):
+        yield text, False
+    yield b"", True
 
 
 class Seen:
@@ -117,9 +90,9 @@ class Seen:
         self._hashes: set[bytes] = set()
         self.num_copies = 0
 
-    def add(self, text: bytes) -> bool:
+    def add(self, text: str) -> bool:
         """Add a text; return whether it is new."""
-        digest = hashlib.blake2b(text, digest_size=8).digest()
+        digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
         is_new = digest not in self._hashes
         self._hashes.add(digest)
         self.num_copies += not is_new
@@ -144,44 +117,31 @@ def boundary(text: bytes) -> int:
     return len(text) - len(unfinished)
 
 
-def lines(path: Path, keep_blank: bool = False) -> Iterator[tuple[int, str]]:
-    """Yield (number, text) of each line of a UTF-8 file; blank lines only with `keep_blank`."""
+def lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield (number, text) of each line of a UTF-8 file that is not blank."""
     check_input(path)
-    number = 0
-    try:
-        with opened(path) as (file, tick):
-            for number, line in enumerate(file, 1):
-                if number % 1000 == 0:
-                    tick()
-                encoding = "utf-8-sig" if number == 1 else "utf-8"
-                text = line.decode(encoding).rstrip("\r\n")
-                if text or keep_blank:
-                    yield number, text
-    except UnicodeDecodeError as error:
-        where = f"{path}, line {number}, byte {error.start}"
-        raise NotUtf8("not UTF-8 text", where, "convert the file to UTF-8") from error
+    with utf8(path), opened(path) as (file, tick):
+        for number, line in enumerate(file, 1):
+            if number % 1000 == 0:
+                tick()
+            encoding = "utf-8-sig" if number == 1 else "utf-8"
+            text = line.decode(encoding).rstrip("\r\n")
+            if text:
+                yield number, text
 
 
-def rows(
-    path: Path, keys: tuple[str, ...], remedy: str, may_lack: tuple[str, ...] = ()
-) -> Iterator[tuple[str, tuple[Any, ...]]]:
+def rows(path: Path, keys: tuple[str, ...], remedy: str) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yield (where, texts under `keys`) for each row of a JSONL or Parquet file.
 
-    may_lack: the keys whose text may be missing or null, which counts as empty. Raises `UserError`
-    for a value that is not a text.
+    Raises `UserError` for a value that is not a text.
     """
     check_input(path)
     is_parquet = has_rows(path) == ".parquet"
     read = _parquet(path, keys, remedy) if is_parquet else _json(path, remedy)
     for where, row in read:
-        texts: list[Any] = []
-        if isinstance(row, dict):
-            for key in keys:
-                text = row.get(key)
-                texts.append("" if text is None and key in may_lack else text)
+        texts = [row.get(key) for key in keys] if isinstance(row, dict) else []
         if not texts or not all(isinstance(text, str) for text in texts):
-            kind = "row" if is_parquet else "JSON object"
-            what = f"no {kind} with texts under {' and '.join(map(repr, keys))}"
+            what = f"no texts under {' and '.join(map(repr, keys))}"
             raise UserError(what, where, remedy)
         check_text("".join(texts), where)
         yield where, tuple(texts)
@@ -202,7 +162,7 @@ def _json(path: Path, remedy: str) -> Iterator[tuple[str, object]]:
         try:
             yield where, json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise UserError(f"no JSON object with texts ({error})", where, remedy) from error
+            raise UserError(f"no JSON object ({error})", where, remedy) from error
 
 
 def _parquet(path: Path, keys: tuple[str, ...], remedy: str) -> Iterator[tuple[str, object]]:

@@ -36,7 +36,7 @@ class Character:
 
     def encode(self, text: bytes) -> np.ndarray:
         try:
-            numbers = [self._numbers[character] for character in text.decode("utf-8")]
+            numbers = [self._numbers[character] for character in text.decode()]
         except KeyError as error:
             what = f"character {error} is not in the vocabulary of the training text"
             remedy = "remove it, or prepare with --tokenizer byte"
@@ -85,8 +85,7 @@ class Gpt2:
             raise UserError(what, "--tokenizer gpt2", remedy) from error
 
     def encode(self, text: bytes) -> np.ndarray:
-        numbers = self._encoding.encode_ordinary(text.decode("utf-8"))
-        return np.array(numbers, np.int64)
+        return np.array(self._encoding.encode_ordinary(text.decode()), np.int64)
 
     def decode(self, tokens: Sequence[int]) -> bytes:
         numbers = [int(token) for token in tokens if token < self.end]

@@ -29,12 +29,10 @@ import torch
 from torch.nn import functional
 
 from .bytepairs import Byte, Tokenizer
-from .counts import order_2
 from .engine.data.buckets import Buckets
 from .engine.data.store import Store, StoreWriter
 from .engine.interfaces import Batch, Rows, Spans
 from .settings import WORKLOAD
-from .tokenizer import restore
 
 IGNORE = -100
 """Marks a missing target; F.cross_entropy ignores it by default."""
@@ -43,7 +41,6 @@ SIDES = ("source", "target")
 # Lengths are padded to a multiple of this: fp8 needs 16, and 8 suits other tensor cores.
 MULTIPLE = {"fp8": 16}
 TOGETHER = 1024  # pairs that are written at a time
-COUNTED = 32 << 20  # target tokens that the count model uses; more hardly change its result
 SAMPLE_LIMITS = (160, 64)  # bytes of a synthetic source and target
 LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
 
@@ -170,48 +167,37 @@ def write(
     splits: Mapping[str, Iterable[Pair]],
     facts: dict[str, Any],
     source: dict[str, Any] | None = None,
-) -> None:
-    """Write pairs as a dataset. facts: its metadata, with at least `vocabulary` and `start`."""
-    with StoreWriter(folder, WORKLOAD) as writer:
-        write_pairs(writer, tokenizer, splits, facts)
-        writer.source = source or {}
+) -> StoreWriter:
+    """Write pairs as a dataset.
 
-
-def write_pairs(
-    writer: StoreWriter,
-    tokenizer: Tokenizer,
-    splits: Mapping[str, Iterable[Pair]],
-    facts: dict[str, Any],
-) -> None:
-    """Write the pairs of each split; `longest` is the length of the longest training target."""
+    facts: its metadata, with at least `vocabulary` and `start`; `longest`, by default, is the
+    length of the longest training target.
+    """
     dtype = "uint16" if facts["vocabulary"] <= 2**16 else "uint32"
-    stop = np.zeros((1, 2), np.int64)  # where the last pair ends in both arrays
-    writer.append("offsets", stop)
+    lengths = [np.zeros((1, 2), np.int64)]  # the first pair begins at 0
     count = 0
-    longest = 0
-    for split, pairs in splits.items():
-        first = count
-        for batch in batched(pairs):
-            for side, name in enumerate(SIDES):
-                tokens = np.concatenate([pair[side] for pair in batch])
-                writer.append(name, tokens.astype(dtype))
-            target_bytes = [pair.target_bytes for pair in batch]
-            writer.append("target_bytes", np.array(target_bytes, np.int32))
-
-            lengths = np.array([(len(pair.source), len(pair.target)) for pair in batch])
-            stops = stop + np.cumsum(lengths, 0)
-            writer.append("offsets", stops)
-            stop = stops[-1:]
-            count += len(batch)
-            if first == 0:
-                longest = max(longest, int(lengths[:, 1].max()))
-        writer.splits[split] = [first, count]
-    writer.facts = {
-        "longest": longest,
-        **facts,
-        "end": tokenizer.end,
-        "tokenizer": tokenizer.facts(),
-    }
+    with StoreWriter(folder, WORKLOAD) as writer:
+        for split, pairs in splits.items():
+            first = count
+            for batch in batched(pairs):
+                sources, targets, target_bytes = zip(*batch, strict=True)
+                writer.append("source", np.concatenate(sources).astype(dtype))
+                writer.append("target", np.concatenate(targets).astype(dtype))
+                writer.append("target_bytes", np.array(target_bytes, np.int32))
+                lengths.append(np.array([(len(pair.source), len(pair.target)) for pair in batch]))
+                count += len(batch)
+            writer.splits[split] = [first, count]
+        all_lengths = np.concatenate(lengths)
+        writer.append("offsets", all_lengths.cumsum(0))
+        _, num_training = next(iter(writer.splits.values()))
+        writer.facts = {
+            "longest": int(all_lengths[: num_training + 1, 1].max()),
+            **facts,
+            "end": tokenizer.end,
+            "tokenizer": tokenizer.facts(),
+        }
+        writer.source = source or {}
+    return writer
 
 
 def batched(pairs: Iterable[Any]) -> Iterator[list[Any]]:
@@ -287,34 +273,3 @@ def modules() -> list[Path]:
 def baseline_loss(store: Store, split: str) -> float:
     """Return the loss of a uniform guess over the vocabulary."""
     return float(np.log(store.facts["vocabulary"]))
-
-
-def baselines(store: Store, settings: Any, split: str) -> dict[str, dict[str, float]]:
-    """Return the metrics of a baseline that ignores the source.
-
-    It counts which byte follows two others in the training targets.
-    """
-    train = _bytes(store, "train")
-    measured = _bytes(store, split)
-    if len(measured) < 3:
-        return {}
-    bits = order_2(train, measured)
-    return {"order-2 counts": {"loss_per_byte": bits * float(np.log(2))}}
-
-
-def _bytes(store: Store, split: str) -> np.ndarray:
-    """Return the bytes (N,) int64 of a split's targets, with 256 after each target."""
-    tokenizer = restore(store.facts["tokenizer"])
-    pairs = store.splits[split]
-    start, stop = store.arrays["offsets"].rows()[pairs, 1].tolist()
-    stored = store.arrays["target"].rows()[start : min(stop, start + COUNTED)]
-    tokens = np.asarray(stored).astype(np.int64)
-    if tokenizer.kind == "byte":
-        return tokens
-
-    texts = [np.zeros(0, np.int64)]
-    ends = np.flatnonzero(tokens == tokenizer.end)
-    for target in np.split(tokens, ends + 1)[:-1]:
-        text = np.frombuffer(tokenizer.decode(target[:-1].tolist()), np.uint8)
-        texts.append(np.append(text.astype(np.int64), 256))
-    return np.concatenate(texts)

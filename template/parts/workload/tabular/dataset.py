@@ -7,19 +7,15 @@ arrays of the prepared dataset.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from .engine.data.store import Store, StoreWriter
 from .engine.interfaces import Batch, Rows, Spans
-from .engine.run.evaluation import joined, predictions
-from .prepare.rows import Table, describe, ranks, write
+from .prepare.rows import Table, describe, write
 from .prepare.splits import borders
 from .settings import WORKLOAD
-
-if TYPE_CHECKING:
-    from .engine.run.project import Project
 
 
 class Samples:
@@ -41,11 +37,7 @@ class Samples:
 
     def batch(self, rows: dict[str, Rows]) -> Batch:
         """`features` (B, F) float32, `categories` (B, C) int32, `target` (B,)."""
-        batch = {name: array.values[:, 0] for name, array in rows.items()}
-        return batch
-
-
-# --- baselines: metrics without a model
+        return {name: array.values[:, 0] for name, array in rows.items()}
 
 
 def _target(store: Store, split: str) -> np.ndarray:
@@ -63,80 +55,14 @@ def finish(metrics: dict[str, float], store: Store, split: str) -> dict[str, flo
     return metrics
 
 
-def scores(project: Project, loader: Any) -> dict[str, float]:
-    """Return metrics for `evaluate` that need all predictions of a split. Every rank calls it.
-
-    `balanced_accuracy` is the mean recall of the classes. `roc_auc`, for two classes, is exact.
-    """
-    facts = project.store.facts
-    if facts["task"] == "regression":
-        return {}
-    batches = []
-    for batch, predicted in predictions(project, loader, ("target",)):
-        columns = {
-            "target": batch["target"],
-            "prediction": predicted["prediction"],
-            "score": predicted["probability"][:, -1],
-        }
-        batches.append(columns)
-    of_ranks = project.distributed.gather_objects(joined(batches))
-    rows = {name: values.numpy() for name, values in joined(of_ranks).items()}
-
-    target = rows["target"]
-    num_classes = len(facts["target"]["classes"])
-    counts = np.bincount(target, minlength=num_classes)
-    hits = np.bincount(target[rows["prediction"] == target], minlength=num_classes)
-    present = counts > 0
-    metrics = {"balanced_accuracy": float(np.mean(hits[present] / counts[present]))}
-    if num_classes == 2 and present.all():
-        metrics["roc_auc"] = roc_auc(rows["score"], target == 1)
-    return metrics
-
-
-def roc_auc(score: np.ndarray, is_positive: np.ndarray) -> float:
-    """Return the chance that a positive row has a higher score than a negative one."""
-    num_positive = int(is_positive.sum())
-    num_negative = len(score) - num_positive
-    wins = ranks(score)[is_positive].sum() - num_positive * (num_positive + 1) / 2
-    return float(wins / (num_positive * num_negative))
-
-
-def baselines(store: Store, settings: Any, split: str) -> dict[str, dict[str, float]]:
-    """Return the metrics of the mean of the training targets, or of the most frequent class.
-
-    The log loss of `majority` uses the class fractions of the training rows as probabilities,
-    since a probability of 0 would make it infinite.
-    """
-    target = _target(store, split)
-    facts = store.facts["target"]
-    if not len(target):
-        return {}
-    if store.facts["task"] == "regression":
-        error = target - facts["mean"]
-        mse = float(np.mean(error**2))
-        mae = float(np.mean(np.abs(error)))
-        metrics = {
-            "mse": mse / facts["std"] ** 2,
-            "mae": mae / facts["std"],
-            "mse_original": mse,
-            "mae_original": mae,
-        }
-        return {"mean": finish(metrics, store, split)}
-
-    fractions = np.array(facts["counts"]) / sum(facts["counts"])
-    accuracy = float(np.mean(target == fractions.argmax()))
-    log_loss = float(-np.log(fractions[target]).mean())
-    metrics = {"accuracy": accuracy, "log_loss": log_loss}
-    metrics["balanced_accuracy"] = 1 / len(np.unique(target))
-    if len(fractions) == 2:
-        metrics["roc_auc"] = 0.5
-    return {"majority": metrics}
-
-
 def baseline_loss(store: Store, split: str) -> float:
     """Return the loss of the mean training target, or of the training class fractions."""
-    (row,) = baselines(store, None, split).values()
-    return row["mse"] if "mse" in row else row["log_loss"]
+    target = _target(store, split)
+    facts = store.facts["target"]
+    if store.facts["task"] == "regression":
+        return float(np.mean((target - facts["mean"]) ** 2) / facts["std"] ** 2)
+    fractions = np.array(facts["counts"]) / sum(facts["counts"])
+    return float(-np.log(fractions[target]).mean())
 
 
 def _made_up_harvest(count: int) -> Table:

@@ -24,33 +24,25 @@ WRITTEN = 20  # up to this number of classes, the matrix shows counts
 
 
 def examples(batch: Batch, predictions: Batch, project: Project) -> dict[str, Figure | str]:
-    """Show predictions against truth, or a confusion matrix and the classes; and the worst rows."""
+    """Show predictions against truth and the worst rows; or a confusion matrix and the classes."""
     facts = project.store.facts["target"]
     target = batch["target"].numpy()
     prediction = predictions["prediction"].numpy()
+    if "classes" in facts:
+        names = facts["classes"]
+        counts = np.zeros((len(names), len(names)), int)
+        np.add.at(counts, (target, prediction), 1)
+        return {"confusion": confusion(counts, names), "classes": classes(counts, names)}
+
     columns = {
         **file_rows(project.store, "validation", batch["index"].numpy()),
         "truth": target,
         "prediction": prediction,
+        "error": prediction - target,
     }
-    if "classes" not in facts:
-        columns["error"] = prediction - target
-        return {
-            "predictions": scatter(target, prediction, facts["name"]),
-            "worst": worst(np.abs(prediction - target), columns),
-        }
-
-    names = facts["classes"]
-    counts = np.zeros((len(names), len(names)), int)
-    np.add.at(counts, (target, prediction), 1)
-    probability = predictions["probability"].numpy()[np.arange(len(target)), target]
-    columns["truth"] = np.array(names)[target]
-    columns["prediction"] = np.array(names)[prediction]
-    columns["probability of the truth"] = probability
     return {
-        "confusion": confusion(counts, names),
-        "classes": classes(counts, names),
-        "worst": worst(-probability, columns),
+        "predictions": scatter(target, prediction, facts["name"]),
+        "worst": worst(columns),
     }
 
 
@@ -65,8 +57,9 @@ def scatter(target: np.ndarray, prediction: np.ndarray, name: str) -> Figure:
     return figure
 
 
-def worst(error: np.ndarray, columns: dict[str, np.ndarray]) -> str:
-    """Return a table of the rows with the largest errors (N,), with the given columns (N,)."""
+def worst(columns: dict[str, np.ndarray]) -> str:
+    """Return a table of the rows with the largest errors, with the given columns (N,)."""
+    error = np.abs(columns["error"])
     order = error.argsort()[: -WORST - 1 : -1]
     cells = [values[order].tolist() for values in columns.values()]
     rows = list(zip(*cells, strict=True))

@@ -24,11 +24,9 @@ from .settings import WORKLOAD
 if TYPE_CHECKING:
     from .settings import Sections
 
-WINDOWS_AT_ONCE = 1024
 BLOCK_BYTES = 64 << 20  # read into memory at a time
 HALVES = ("float16", "bfloat16")
 LARGEST = np.finfo(np.float32).max
-METRICS = ("mse", "mae", "mse_original", "mae_original")
 
 
 class Samples:
@@ -76,12 +74,11 @@ def write_windows(
     splits: dict[str, list[int]],
     dtype: str | None,
     source: dict[str, Any],
-) -> float:
+) -> None:
     """Refer to two arrays of an HDF5 file, or store them again as `dtype`.
 
     Only features are stored in half precision. One pass checks every value and computes the scaler
-    from the training rows. Returns the rounding error of `dtype` (root mean square, in standard
-    deviations). Raises `UserError` as `check_values` does.
+    from the training rows. Raises `UserError` as `check_values` does.
     """
     border = splits["train"][1]
     scale = check_values(features, border)
@@ -95,21 +92,17 @@ def write_windows(
         "target_mean": target_scale["mean"],
         "target_std": target_scale["std"],
     }
-    rounding = 0.0
     with StoreWriter(folder, WORKLOAD) as writer:
         if dtype is None:
             refer(writer, features=features, targets=targets)
         else:
             for _, values in _blocks(features, "storing"):
-                stored, error = _stored(values, scale, dtype)
-                writer.append("features", stored, dtype)
-                rounding = max(rounding, error)
+                writer.append("features", _stored(values, scale, dtype), dtype)
             for _, values in _blocks(targets, "storing"):
                 writer.append("targets", values.astype(np.float32))
         writer.facts = facts
         writer.splits = splits
         writer.source = source
-    return rounding
 
 
 def _blocks(array: Hdf5Array, title: str) -> Iterator[tuple[int, np.ndarray]]:
@@ -151,23 +144,14 @@ def check_values(array: Hdf5Array, border: int) -> dict[str, list[float]]:
     return {"mean": mean.tolist(), "std": std.tolist()}
 
 
-def _stored(values: np.ndarray, scale: dict[str, Any], dtype: str) -> tuple[np.ndarray, float]:
-    """Return the values to store, standardized if half precision, and their rounding error."""
+def _stored(values: np.ndarray, scale: dict[str, list[float]], dtype: str) -> np.ndarray:
+    """Return the values to store, standardized if half precision; the bits of bfloat16 as uint16."""
     if dtype == "float32":
-        return values.astype(np.float32), 0.0
-    mean = np.array(scale["mean"])
-    std = np.array(scale["std"])
-    standardised = torch.from_numpy((values - mean) / std)
+        return values.astype(np.float32)
+    standardised = torch.from_numpy((values - np.array(scale["mean"])) / np.array(scale["std"]))
     halves = standardised.to(getattr(torch, dtype))
-    if halves.isinf().any():
-        what = f"a value is too large for {dtype}"
-        raise UserError(what, "--dtype", "remove --dtype, or use bfloat16")
-    error = float((halves.double() - standardised).square().mean().sqrt())
     stored = halves.view(torch.int16).numpy()
-    return stored.view("float16" if dtype == "float16" else "uint16"), error
-
-
-# --- baselines: metrics without a model
+    return stored.view("float16" if dtype == "float16" else "uint16")
 
 
 def finish(metrics: dict[str, float], store: Store, split: str) -> dict[str, float]:
@@ -190,63 +174,10 @@ def _standardised(store: Store, name: str, first: int, last: int) -> np.ndarray:
     return (values.double().numpy() - mean) / std
 
 
-def baselines(store: Store, settings: Sections, split: str) -> dict[str, dict[str, float]]:
-    """Return the metrics of the training mean, and of a linear map of each window's last row."""
-    first, last = store.splits[split]
-    if first == last:
-        return {}
-    solution = _linear(store)
-    scale = np.array(store.facts["target_std"])
-    sums = {"mean": np.zeros(4), "linear": np.zeros(4)}
-    for inputs, target in _regression_batches(store, split):
-        sums["mean"] += _error_sums(target - np.zeros(1), scale)
-        sums["linear"] += _error_sums(target - inputs @ solution, scale)
-
-    count = (last - first) * len(scale)
-    baselines = {}
-    for name, totals in sums.items():
-        metrics = dict(zip(METRICS, (totals / count).tolist(), strict=True))
-        baselines[name] = finish(metrics, store, split)
-    return baselines
-
-
-def _error_sums(error: np.ndarray, scale: np.ndarray) -> list[float]:
-    """Return the sums over all errors, in the order of `METRICS`."""
-    sums = []
-    for values in (error, error * scale):
-        sums += [np.square(values).sum(), np.abs(values).sum()]
-    return sums
-
-
 def baseline_loss(store: Store, split: str) -> float:
     """Return the loss of the mean of the training targets."""
     target = _standardised(store, "targets", *store.splits[split])
     return float(np.square(target).mean())
-
-
-def _linear(store: Store) -> np.ndarray:
-    """Return the least squares solution (F + 1, H) over the training windows.
-
-    A tiny ridge keeps it solvable if columns repeat.
-    """
-    size = store.facts["columns"] + 1
-    left = np.zeros((size, size))
-    right = np.zeros((size, store.facts["horizon"]))
-    for inputs, target in _regression_batches(store, "train"):
-        left += inputs.T @ inputs
-        right += inputs.T @ target
-    ridge = 1e-6 * np.trace(left) / size + np.finfo(np.float32).tiny
-    return np.linalg.solve(left + ridge * np.eye(size), right)
-
-
-def _regression_batches(store: Store, split: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield last rows with a one appended (B, F + 1), and targets (B, H), both standardized."""
-    begin, end = store.splits[split]
-    for first in range(begin, end, WINDOWS_AT_ONCE):
-        last = min(first + WINDOWS_AT_ONCE, end)
-        rows = _standardised(store, "features", first, last)[:, -1]
-        inputs = np.pad(rows, ((0, 0), (0, 1)), constant_values=1)
-        yield inputs, _standardised(store, "targets", first, last)
 
 
 def synthesize(folder: Path, settings: Any) -> None:

@@ -47,9 +47,7 @@ def arrays_of(path: Path, names: list[str]) -> list[Hdf5Array]:
         shape = datasets[name].shape
         if len(shape) != axes.count(",") + 1:
             where = f"{path}, dataset '{name}'"
-            remedy = "check --datasets"
-            if len(shape) == 1:
-                remedy = f"write it as (N, 1), such as {role}[:, None], or check --datasets"
+            remedy = f"write the {role} as {axes}, or check --datasets"
             raise UserError(f"shape {shape} where {axes} is expected", where, remedy)
         arrays.append(replace(datasets[name], name=role))
     return arrays

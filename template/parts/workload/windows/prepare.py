@@ -58,15 +58,12 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
         "datasets": names,
     }
     with destination(load().data.path, arguments.dry_run) as folder:
-        rounding = write_windows(folder, features, targets, splits, arguments.dtype, source)
+        write_windows(folder, features, targets, splits, arguments.dtype, source)
         for array in (features, targets):
             print(f"{array.name + ':':12}{array.shape} {array.dtype}")
         print(f"left out:   {purge} windows before each border, which overlap with those after it")
         counts = [f"{last - first:,} {name}" for name, (first, last) in splits.items()]
         print(f"windows:    {', '.join(counts)}")
-        if rounding:
-            cost = f"{rounding:.1e} standard deviations"
-            print(f"rounding:   {cost}, by storing {arguments.dtype}")
         print_summary(Store.open(folder), arguments.dry_run)
 
 

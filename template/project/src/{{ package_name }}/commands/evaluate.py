@@ -34,14 +34,13 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     start_time = time.perf_counter()
     sums: Any = evaluate(project, loader)
     seconds = time.perf_counter() - start_time
-    scores = project.ask_dataset("scores", {}, project, loader)
     loader.close()
     distributed.close()
     if not distributed.is_main:
         return
 
     store = project.store
-    metrics = {**project.ask_dataset("finish", sums, sums, store, split), **scores}
+    metrics = project.ask_dataset("finish", sums, sums, store, split)
     baselines = project.ask_dataset("baselines", {}, store, settings, split)
     count = loader.order.count
     print(f"{device_line(project.device)}, precision {project.precision.name}")

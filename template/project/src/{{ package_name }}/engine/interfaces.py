@@ -100,9 +100,6 @@ class Dataset(Protocol):
     def finish(self, metrics: dict[str, float], store: Any, split: str) -> dict[str, float]:
         """Add the metrics that are no sums over samples, such as `r2`."""
 
-    def scores(self, project: Any, loader: Loader) -> dict[str, float]:
-        """Return the metrics that need all predictions of a split. Every rank calls it."""
-
     def baseline_loss(self, store: Any, split: str) -> float:
         """Return the loss of a split without a model; training must reach a lower one."""
 
