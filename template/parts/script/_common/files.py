@@ -1,15 +1,9 @@
-def find_file(name: str, is_folder: bool = False) -> Path:
+def find_file(name: str) -> Path:
     """Return the path of --data. Raise an error if there is no such file or folder."""
-    if "://" in name:
-        raise UserError(f"{name} is an address: --data: download the file, and give its path")
-    path = os.path.expanduser(name)
-    if not os.path.exists(path):
-        raise UserError(f"no such file: {path}: check --data")
-    if os.path.isdir(path) != is_folder:
-        kinds = ["a file", "a folder"]
-        found = kinds[not is_folder]
-        raise UserError(f"{path} is {found}: --data: give the path of {kinds[is_folder]}")
-    return Path(path)
+    path = Path(name).expanduser()
+    if not path.exists():
+        raise UserError(f"no such file: {name}: check --data")
+    return path
 
 
 def to_device(values: np.ndarray, device: torch.device = DEVICE) -> Tensor:

@@ -1,4 +1,5 @@
 AT_LEAST_ONE += ["block_size", "layers", "heads", "width"]
+CHOICES["schedule"] = ["cosine", "onecycle"]
 
 
 @dataclass
@@ -15,5 +16,6 @@ class Settings(RunSettings):
     dropout: float = 0.0  # fraction of activations to drop; use 0.1 to 0.2 for many epochs
     # optimizer
     batch_size: int = 32  # blocks in a micro-batch; a larger one fills a GPU better
+    schedule: str = "cosine"  # cosine after a linear warm-up, or onecycle
     # optimization
-    resident: bool = True
+    resident: bool = True  # the text stays on the device; off: it is read from the mapped file

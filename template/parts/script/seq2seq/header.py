@@ -14,8 +14,6 @@ Shapes: B pairs in a batch, S source and T target tokens, C width, H heads, V pa
 
 import argparse
 import ast
-import difflib
-import gc
 import hashlib
 import inspect
 import io
@@ -25,7 +23,7 @@ import os
 import random
 import re
 import signal
-import statistics
+import sqlite3
 import sys
 import sysconfig
 import time
@@ -36,7 +34,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch

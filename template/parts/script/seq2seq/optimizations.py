@@ -1,9 +1,6 @@
-OPTIMIZATIONS["resident"] = "all tokens stay on the device: no step waits for data"
-OPTIMIZATIONS["bucket"] = "pairs of similar length share a batch, with little padding"
 OFF["resident"] = False
 OFF["bucket"] = False
 DYNAMIC_SHAPES = True  # batches have many lengths: compile each block once for all of them
-NO_LOADER = "a batch is one gather, without a DataLoader"
 
 
 def resolve_own(resolved: Resolved) -> None:

@@ -24,4 +24,4 @@ class Settings(RunSettings):
     # optimizer
     batch_size: int = 16  # pairs in a micro-batch; a larger one fills a GPU better
     # optimization
-    resident: bool = True
+    resident: bool = True  # all tokens stay on the device: no step waits for data
