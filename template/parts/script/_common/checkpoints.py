@@ -56,14 +56,18 @@ def write(path: Path, content: bytes | memoryview) -> None:
     temporary.replace(path)
 
 
-def save_checkpoint(folder: Path, checkpoint: dict) -> None:
+def save_checkpoint(trainer: Trainer, run: Path) -> None:
     """Save a checkpoint. Keep the two newest and the best."""
+    trainer.check()
+    checkpoint = make_checkpoint(trainer)
+    checkpoint["metrics_size"] = (run / "metrics.jsonl").stat().st_size
     buffer = io.BytesIO()
     torch.save(checkpoint, buffer)
     content = buffer.getbuffer()
     digest = hashlib.sha256(content).hexdigest()[:16]
-    write(folder / f"step-{checkpoint['step']:08d}-{digest}.pt", content)
-    best = f"step-{checkpoint['best_step']:08d}-"
+    folder = run / "checkpoints"
+    write(folder / f"step-{trainer.progress.step:08d}-{digest}.pt", content)
+    best = f"step-{trainer.progress.best_step:08d}-"
     for path in sorted(folder.glob("step-*.pt"))[:-2]:
         if best not in path.name:
             path.unlink()

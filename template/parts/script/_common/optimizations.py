@@ -38,7 +38,11 @@ class Resolved:
         # bf16 on a CPU is slow, but it works.
         needs_sm80 = active.precision == "tf32" or (active.precision == "bf16" and has_gpu)
         if active.precision == "auto":
-            active.precision = fastest_precision(capability)
+            active.precision = "fp32"
+            if capability >= (7, 0):
+                active.precision = "fp16"
+            if capability >= (8, 0):
+                active.precision = "bf16"
             self.reasons["precision"] = "auto: the fastest precision of this device"
         elif needs_sm80 and capability < (8, 0):
             self.turn_off(f"{active.precision} needs a GPU from sm 8.0", "precision")
@@ -59,14 +63,6 @@ class Resolved:
                 print(f"note: --{name} has no effect: {reason}")
             setattr(self.active, name, OFF[name])
             self.reasons[name] = reason
-
-
-def fastest_precision(capability: tuple[int, int]) -> str:
-    if capability >= (8, 0):
-        return "bf16"
-    if capability >= (7, 0):
-        return "fp16"
-    return "fp32"
 
 
 def configure(settings: Settings) -> None:
@@ -95,9 +91,10 @@ def optimize_blocks(blocks: list[nn.Module], settings: Settings) -> None:
 def make_optimizer(model: nn.Module, settings: Settings) -> torch.optim.Optimizer:
     """Return AdamW, with weight decay for matrices only, and without frozen weights."""
     weights = [p for p in model.parameters() if p.requires_grad]
-    matrices = [p for p in weights if p.dim() >= 2]
-    biases = [p for p in weights if p.dim() < 2]
-    groups: list[dict] = [{"params": matrices}, {"params": biases, "weight_decay": 0.0}]
+    groups: list[dict] = [
+        {"params": [p for p in weights if p.dim() >= 2]},
+        {"params": [p for p in weights if p.dim() < 2], "weight_decay": 0.0},
+    ]
     # None is PyTorch's default, which is not fused.
     fused = settings.fused or None
     return torch.optim.AdamW(groups, weight_decay=settings.weight_decay, fused=fused)

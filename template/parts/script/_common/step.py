@@ -39,7 +39,6 @@ class Trainer:
         self.progress = Progress()
         # (step, name, value, samples) of each loss and gradient norm that is not checked yet
         self.unchecked: list[tuple] = []
-        self.wait_seconds = 0.0  # for batches since the last log entry
 
     def steps(self) -> Iterator:
         """Yield the micro-batches of each step that is left. An epoch has each sample once."""
@@ -49,13 +48,10 @@ class Trainer:
             epoch, steps_done = divmod(step, self.steps_per_epoch)
             batches = self.data.epoch(epoch, steps_done * accumulation)
             for _ in range(steps_done, self.steps_per_epoch):
-                start_time = time.perf_counter()
-                micro_batches = list(islice(batches, accumulation))
-                self.wait_seconds += time.perf_counter() - start_time
-                yield micro_batches
+                yield islice(batches, accumulation)
                 step += 1
 
-    def step(self, micro_batches: list[tuple]) -> Tensor:
+    def step(self, micro_batches: Iterator) -> Tensor:
         """Train one step, and return the norm of its gradients."""
         self.progress.step += 1
         step = self.progress.step

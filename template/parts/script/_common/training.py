@@ -45,12 +45,10 @@ def log_training(trainer: Trainer, run: Path, norm: Tensor, start_time: float, s
         "gradient_norm": norm.item(),
         "samples_per_second": trainer.step_size * steps / seconds,
         "step_ms": 1000 * seconds / steps,
-        "data_wait_percent": 100 * trainer.wait_seconds / seconds,
         "peak_memory_gb": torch.cuda.max_memory_allocated() / 1e9,
         "remaining": f"{timedelta(seconds=remaining)}",
     }
     log(run, record)
-    trainer.wait_seconds = 0.0
 
 
 def train(trainer: Trainer, run: Path, signals: list[int]) -> None:
@@ -88,10 +86,7 @@ def train(trainer: Trainer, run: Path, signals: list[int]) -> None:
         # Save. A signal that comes later stops the run after the next step.
         is_over = is_last or bool(signals)
         if is_over or progress.best_step == step or step % save_every == 0:
-            trainer.check()
-            metrics_size = (run / "metrics.jsonl").stat().st_size
-            checkpoint = {**make_checkpoint(trainer), "metrics_size": metrics_size}
-            save_checkpoint(run / "checkpoints", checkpoint)
+            save_checkpoint(trainer, run)
         start_time += time.perf_counter() - pause_time
 
 
@@ -101,9 +96,8 @@ def plot_curves(run: Path) -> None:
     figure = Figure()
     axes = figure.subplots()
     for split in ("train", "validation"):
-        chosen = [record for record in records if record.get("split", "train") == split]
-        steps = [record["step"] for record in chosen]
-        axes.plot(steps, [record["loss"] for record in chosen], label=f"{split} loss")
+        points = [(r["step"], r["loss"]) for r in records if r.get("split", "train") == split]
+        axes.plot(*zip(*points, strict=True), label=f"{split} loss")
     axes.legend()
     figure.savefig(run / "curves.png")
 

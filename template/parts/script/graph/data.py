@@ -17,7 +17,7 @@ class Stock(NamedTuple):
 
 def read_stocks(folder: str) -> dict[str, Stock]:
     """Return the stocks in the CSV files of a folder, by the names of the files."""
-    path = find_file(folder)
+    path = Path(folder).expanduser()
     files = sorted(path.glob("*.csv")) + sorted(path.glob("*.csv.gz"))
     if not files:
         raise UserError(f"no .csv or .csv.gz file in the folder: {path}: check --data")

@@ -34,7 +34,7 @@ class Data:
     def __init__(self, settings: Settings):
         if settings.data:
             # Mapped, so that the text may be larger than memory. END follows its last byte.
-            path = find_file(settings.data)
+            path = Path(settings.data).expanduser()
             if not path.stat().st_size:
                 raise UserError(f"no data: {path}: check --data")
             text = np.memmap(path, np.uint8, mode="c")

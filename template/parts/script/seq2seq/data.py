@@ -83,7 +83,8 @@ class Data:
     """The tokens of all pairs, one after the other, and where each pair begins."""
 
     def __init__(self, settings: Settings):
-        pairs = read_pairs(find_file(settings.data)) if settings.data else docstrings()
+        path = Path(settings.data).expanduser()
+        pairs = read_pairs(path) if settings.data else docstrings()
         tokenizer = Pretrained(settings.pretrained) if settings.pretrained else Bytes()
         self.vocabulary = tokenizer.vocabulary
         self.end = tokenizer.end

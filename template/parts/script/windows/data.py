@@ -217,7 +217,7 @@ class Data:
     """The windows of each split in the file, and their loaders."""
 
     def __init__(self, settings: Settings):
-        self.path = str(find_file(settings.data)) if settings.data else synthesize()
+        self.path = os.path.expanduser(settings.data) if settings.data else synthesize()
         shapes = read_shapes(self.path)
         num_rows, history, self.num_features = shapes["features"]
         self.num_targets = shapes["targets"][1]
