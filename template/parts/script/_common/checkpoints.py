@@ -73,9 +73,9 @@ def save_checkpoint(trainer: Trainer, run: Path) -> None:
             path.unlink()
 
 
-def load_checkpoint(folder: Path, pattern: str = "step-*.pt") -> dict:
+def load_checkpoint(run: Path, pattern: str = "step-*.pt") -> dict:
     """Return the newest undamaged checkpoint, or an empty dictionary."""
-    for path in sorted(folder.glob(pattern), reverse=True):
+    for path in sorted(run.glob(f"checkpoints/{pattern}"), reverse=True):
         content = path.read_bytes()
         if path.stem.endswith(hashlib.sha256(content).hexdigest()[:16]):
             # A checkpoint of somebody else cannot run code.
@@ -89,16 +89,15 @@ def load_checkpoint(folder: Path, pattern: str = "step-*.pt") -> dict:
 def start_or_resume(trainer: Trainer, settings: Settings, run: Path) -> None:
     """Restore the newest checkpoint of the run, if any, and prepare its files."""
     metrics_file = run / "metrics.jsonl"
-    folder = run / "checkpoints"
-    checkpoint = load_checkpoint(folder)
+    checkpoint = load_checkpoint(run)
     if checkpoint:
         if checkpoint["data"] != trainer.data.facts:
             raise UserError(f"the data changed since the run began: {run}: restore the file")
         restore(trainer, checkpoint)
         # Drop the records after the checkpoint, because the run writes them again.
         write(metrics_file, metrics_file.read_bytes()[: checkpoint["metrics_size"]])
-    elif any(folder.glob("*.damaged")):
-        raise UserError(f"all checkpoints are damaged: {folder}: restore one")
+    elif any(run.glob("checkpoints/*.damaged")):
+        raise UserError(f"all checkpoints are damaged: {run}: restore one")
     else:
         write(run / "settings.json", json.dumps(asdict(settings), indent=1).encode())
         write(metrics_file, b"")

@@ -13,7 +13,7 @@ def read_rows(path: Path) -> list[list[str]]:
     try:
         with open_file(path, "rt", encoding="utf-8-sig", newline="") as file:
             rows = [row for row in csv.reader(file, skipinitialspace=True) if row]
-    except (EOFError, ValueError, csv.Error, zlib.error, gzip.BadGzipFile) as error:
+    except (OSError, EOFError, ValueError, csv.Error, zlib.error) as error:
         raise UserError(f"cannot read the file ({error}): {path}: check --data") from None
     names = {*rows[0]} if rows else set()
     if len(rows) < 2 or len(names) < 2 or "" in names:

@@ -32,9 +32,10 @@ class Trainer:
             "optimizer": self.optimizer,
             "scaler": self.scaler,
         }
-        self.num_samples = len(self.data.splits["train"])
-        self.step_size = settings.batch_size * settings.gradient_accumulation_steps
-        self.steps_per_epoch = math.ceil(self.num_samples / self.step_size)
+        num_samples = len(self.data.splits["train"])
+        step_size = settings.batch_size * settings.gradient_accumulation_steps
+        self.step_size = min(step_size, num_samples)
+        self.steps_per_epoch = math.ceil(num_samples / step_size)
         self.total_steps = settings.max_steps or settings.epochs * self.steps_per_epoch
         self.progress = Progress()
         # (step, name, value, samples) of each loss and gradient norm that is not checked yet
@@ -69,8 +70,7 @@ class Trainer:
             samples += numbers.tolist()
 
         # Update. The gradient of an incomplete last step is scaled by its number of samples.
-        divisor = step_targets / (len(samples) / min(self.step_size, self.num_samples))
-        norm = self.update(divisor)
+        norm = self.update(step_targets / (len(samples) / self.step_size))
         if not self.scaler.is_enabled():  # fp16 skips a step that overflows, which is no error
             self.unchecked.append((step, "gradient norm", norm, samples))
         return norm

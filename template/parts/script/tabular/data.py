@@ -12,8 +12,7 @@ def read_table(settings: Settings) -> dict[str, np.ndarray]:
         numbers = [read_number(cell) for cell in cells]
         is_category = name in categories or np.isnan(numbers).mean() > 0.5
         for row, cell in enumerate(cells):
-            is_missing = cell in ("", "NA", "nan", "NaN")
-            if is_missing or (np.isnan(numbers[row]) and not is_category):
+            if not cell or (np.isnan(numbers[row]) and not is_category):
                 raise UserError(
                     f"cannot read '{cell}': {settings.data}, row {row + 2}, column '{name}': "
                     "fix it, remove the row, or use --category"
@@ -27,7 +26,7 @@ def synthesize() -> dict[str, np.ndarray]:
     numbers = np.random.default_rng(20).standard_normal((4, 20_000))
     rain, sun, soil, noise = numbers.astype(np.float32)
     soil = soil.round()
-    harvest = 50 + 10 * (np.sin(2 * rain) + rain * sun + soil) + 3 * noise
+    harvest = np.sin(2 * rain) + rain * sun + soil + 0.3 * noise
     return {"rain": rain, "sun": sun, "soil": soil.astype(str), "harvest": harvest}
 
 
