@@ -513,14 +513,6 @@ def test_a_run_in_use_is_one_line(tmp_path):
     running.wait()
 
 
-def test_damaged_checkpoints_alone_are_one_line(stopped):
-    """Also the second time: the run does not begin again by itself."""
-    for path in checkpoints(stopped):
-        flip_bit(path, path.stat().st_size // 2)
-    for _ in range(2):
-        one_error(resumed(stopped), "all checkpoints are damaged")
-
-
 @every_script
 def test_flags_and_the_environment(workload, monkeypatch):
     sys.modules.pop("train", None)

@@ -36,13 +36,14 @@ def restore(trainer: Trainer, checkpoint: dict) -> None:
 def lock(run: Path) -> sqlite3.Connection:
     """Reserve the run for this process, as long as it keeps the connection.
 
-    SQLite's lock works on every system. Unlike others, workers of a DataLoader do not inherit it.
+    SQLite locks on every system, and worker processes do not inherit its lock.
     """
     connection = sqlite3.connect(run / ".lock", timeout=0)
     try:
         connection.execute("BEGIN EXCLUSIVE")
-    except sqlite3.OperationalError:
-        raise UserError(f"another process uses the run: {run}: wait until it ends") from None
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode == sqlite3.SQLITE_BUSY:  # else the file system has no locks
+            raise UserError(f"another process uses the run: {run}: wait until it ends") from None
     return connection
 
 
@@ -73,9 +74,9 @@ def save_checkpoint(trainer: Trainer, run: Path) -> None:
             path.unlink()
 
 
-def load_checkpoint(run: Path, pattern: str = "step-*.pt") -> dict:
+def load_checkpoint(folder: Path, pattern: str = "step-*.pt") -> dict:
     """Return the newest undamaged checkpoint, or an empty dictionary."""
-    for path in sorted(run.glob(f"checkpoints/{pattern}"), reverse=True):
+    for path in sorted(folder.glob(pattern), reverse=True):
         content = path.read_bytes()
         if path.stem.endswith(hashlib.sha256(content).hexdigest()[:16]):
             # A checkpoint of somebody else cannot run code.
@@ -89,15 +90,13 @@ def load_checkpoint(run: Path, pattern: str = "step-*.pt") -> dict:
 def start_or_resume(trainer: Trainer, settings: Settings, run: Path) -> None:
     """Restore the newest checkpoint of the run, if any, and prepare its files."""
     metrics_file = run / "metrics.jsonl"
-    checkpoint = load_checkpoint(run)
+    checkpoint = load_checkpoint(run / "checkpoints")
     if checkpoint:
         if checkpoint["data"] != trainer.data.facts:
             raise UserError(f"the data changed since the run began: {run}: restore the file")
         restore(trainer, checkpoint)
         # Drop the records after the checkpoint, because the run writes them again.
         write(metrics_file, metrics_file.read_bytes()[: checkpoint["metrics_size"]])
-    elif any(run.glob("checkpoints/*.damaged")):
-        raise UserError(f"all checkpoints are damaged: {run}: restore one")
     else:
         write(run / "settings.json", json.dumps(asdict(settings), indent=1).encode())
         write(metrics_file, b"")

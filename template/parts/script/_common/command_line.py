@@ -41,7 +41,7 @@ def make_parser() -> Parser:
     text = "measure what all optimizations gain here together, or each of them alone"
     add("--benchmark", nargs="?", const="all", choices=["all", "each"], help=text)
     add("--no-optimize", "--no_optimize", action="store_true", help="all optimizations off")
-    add("--use_amp", type=read_amp, dest="precision", help="1: --precision auto; 0: fp32")
+    add("--use-amp", "--use_amp", type=read_amp, dest="precision", help="0: fp32; 1: auto")
     comments = read_comments()
     for name, default in asdict(Settings()).items():
         # Accept both --max_steps and --max-steps, and --deterministic as well as --deterministic 1.

@@ -14,6 +14,7 @@ OFF: dict[str, Any] = {
 }
 CUDA_GRAPHS = ["reduce-overhead", "max-autotune"]  # they overwrite gradients that add up
 ALLOC_CONF = ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"]  # PyTorch's version decides which
+USER_ALLOC_CONF = any(map(os.environ.get, ALLOC_CONF))
 
 
 class Resolved:
@@ -27,7 +28,7 @@ class Resolved:
         has_gpu = DEVICE.type == "cuda"
         if not has_gpu:
             self.turn_off("needs a GPU", "pin_memory", "expandable_segments", "cudnn_benchmark")
-        if any(map(os.environ.get, ALLOC_CONF)):
+        if USER_ALLOC_CONF:
             self.turn_off("PYTORCH_ALLOC_CONF is set and decides", "expandable_segments")
         if active.expandable_segments:
             for name in ALLOC_CONF:
@@ -113,9 +114,9 @@ def make_autocast(
 
 
 def read_comments() -> dict[str, str]:
-    """Return the comment of each setting."""
+    """Return the comment of each setting, or an empty text."""
     source = inspect.getsource(RunSettings) + inspect.getsource(Settings)
-    return dict(re.findall(r"(\w+): .*  # (.*)", source))
+    return dict(re.findall(r"(\w+): [^#\n]*#? ?(.*)", source))
 
 
 def print_table(resolved: Resolved) -> None:

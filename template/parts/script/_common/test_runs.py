@@ -27,11 +27,12 @@ def test_learns_and_resumes_bit_for_bit_after_a_kill() -> None:
 def test_a_damaged_checkpoint_is_skipped() -> None:
     assert train.main([*SMALL, *STEPS]) == 0
     whole = records()
-    last = max(newest_run().glob("checkpoints/*.pt"))
+    folder = newest_run() / "checkpoints"
+    last = max(folder.glob("*.pt"))
     content = bytearray(last.read_bytes())
     content[-1] ^= 1
     last.write_bytes(content)
-    assert train.load_checkpoint(newest_run())["step"] < 30
+    assert train.load_checkpoint(folder)["step"] < 30
     assert train.main(["--resume"]) == 0
     assert records() == whole
 

@@ -106,7 +106,8 @@ def run_training(settings: Settings, run: Path) -> int:
     """Train from the newest checkpoint, if any, to the end or a signal. Return the exit code."""
     signals = collect_signals()
     trainer = Trainer(settings)
-    (run / "checkpoints").mkdir(parents=True, exist_ok=True)
+    folder = run / "checkpoints"
+    folder.mkdir(parents=True, exist_ok=True)
     reserved = lock(run)
     start_or_resume(trainer, settings, run)
     print_table(trainer.resolved)
@@ -114,7 +115,7 @@ def run_training(settings: Settings, run: Path) -> int:
     print(f"{run}: {DEVICE}, step {progress.step} of {trainer.total_steps}")
     train(trainer, run, signals)
 
-    best = load_checkpoint(run, f"step-{progress.best_step:08d}-*.pt")
+    best = load_checkpoint(folder, f"step-{progress.best_step:08d}-*.pt")
     if best and progress.step >= trainer.total_steps and trainer.data.splits["test"]:
         trainer.model.load_state_dict(best["model"])
         metrics = trainer.evaluate("test")
