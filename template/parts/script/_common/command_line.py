@@ -102,16 +102,16 @@ def main(arguments: list[str]) -> int:
     except OSError as error:
         message = f"{error}: check the path and the free space; --resume continues a run"
     except (MemoryError, RuntimeError) as error:
-        # the words of CUDA, of its libraries, and of PyTorch on a CPU
-        words = re.search("out of memory|ALLOC_FAILED|allocate memory", str(error))
-        if not words and not isinstance(error, MemoryError):
+        # Python's name, and the words of CUDA, of its libraries, and of PyTorch on a CPU
+        words = "MemoryError|out of memory|ALLOC_FAILED|allocate memory"
+        if not re.search(words, repr(error)):
             raise
         message = (
             "out of memory: lower --batch_size (and raise --gradient_accumulation_steps as much, "
             "for the same result), or use a smaller model or less data"
         )
-    # without the password of an address
-    message = re.sub(r"/\S*:\S*@", "/…@", message)
+    # In one line, and without the password of an address.
+    message = re.sub(r"/\S*:\S*@", "/…@", " ".join(message.split()))
     print(f"error: {message}", file=sys.stderr)
     return 2
 
