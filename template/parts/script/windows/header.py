@@ -39,4 +39,4 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader

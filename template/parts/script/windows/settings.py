@@ -17,7 +17,7 @@ class Settings(RunSettings):
     dropout: float = 0.2  # fraction of hidden units that dropout zeroes before the last layer
     # optimizations
     chunk_loader: bool = True  # a thread reads many blocks at once, ahead of the step
-    chunk_size_gb: float = 0.5  # memory of a chunk: two on the host, one on the GPU
+    chunk_size_gb: float = 0.5  # memory of a chunk; up to two are on the host, and on the GPU
     resident: bool = True  # training windows that fit into one chunk are read once, and stay
     num_workers: int = 0  # processes that read window by window, without the chunk loader
     allow_unsafe_dataloader: bool = True  # 0: no worker processes
