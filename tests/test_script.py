@@ -5,6 +5,7 @@ reads.
 """
 
 import functools
+import json
 import os
 import random
 import re
@@ -681,3 +682,37 @@ def test_padding_does_not_change_what_the_library_decodes_with_a_script(tmp_path
             )
 
     assert run_script(script("seq2seq"), "--help", cwd=tmp_path, before=check).code == 0
+
+
+PHASES = """
+PHASES += [
+    {"max_steps": 20, "block_size": 16, "batch_size": 16, "learning_rate": 3e-4},
+    {"max_steps": 10, "block_size": 64, "batch_size": 4},
+]
+"""
+
+
+def test_a_run_in_phases_resumes_inside_a_phase_bit_for_bit(tmp_path):
+    project = shutil.copytree(script("llm"), tmp_path / "project")
+    main = '\nif __name__ == "__main__":'
+    replace(project / "train.py", main, PHASES + main)
+    found = []
+    for name in ("whole", "killed"):
+        cwd = tmp_path / name
+        cwd.mkdir()
+        prose(cwd / "data.file")
+        words = words_of("llm", steps=30, accumulation=1)
+        if name == "killed":
+            kill = at_step(30 + 17, send(signal.SIGKILL))
+            assert run_script(project, *words, cwd=cwd, before=kill).code == -signal.SIGKILL
+            words = ["--resume"]
+        done = run_script(project, *words, cwd=cwd)
+        assert done.code == 0, done.err
+        assert ", step 15 of 20\n" in done.out or name == "whole"
+        paths = sorted((cwd / "runs").glob("*/metrics.jsonl"))
+        records = [json.loads(line) for path in paths for line in path.read_text().splitlines()]
+        found.append([(record["step"], record["loss"]) for record in records])
+        assert [len(path.read_text().splitlines()) for path in paths] == [32, 22, 12]
+    assert found[0] == found[1]
+    first_losses = [losses[0] for losses in (found[0][:1], found[0][32:33])]
+    assert first_losses[1][1] < first_losses[0][1]

@@ -146,7 +146,7 @@ FILES: dict[str, dict[str, tuple[Content, str]]] = {
     },
     "llm": {
         "empty": ("", "no data: empty: check --data"),
-        "short": ("abc", "train has 3 tokens: --block_size: use a smaller one"),
+        "short": ("abc", "train has 4 tokens: --block_size: use a smaller one"),
     },
     "seq2seq": {
         "tabs": ("a\tb\nc\n", "not source, tab, target: tabs, line 2: fix this line"),
@@ -225,6 +225,7 @@ OWN: dict[str, dict[str, str]] = {
         "--heads 3": "heads do not fit: --width: use a multiple of 6",
         "--block_size 0": "out of range: --block_size",
         "--layers 0": "out of range: --layers",
+        "--init_from nowhere": "no weights of this model: nowhere: check --init_from",
         **ONE_FILE,
     },
     "seq2seq": {
