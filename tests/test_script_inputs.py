@@ -231,7 +231,7 @@ OWN: dict[str, dict[str, str]] = {
     "seq2seq": {
         "--data pairs --pretrained nowhere": "cannot load (",
         "--data pairs --pretrained pairs": "cannot load (",
-        "--data pairs --pretrained bert": "cannot load (",
+        "--data pairs --pretrained bert": "bert is no T5: --pretrained",
         "--data pairs --pretrained a/b/c/d": "cannot load (",
         "--heads 0": "out of range: --heads",
         "--max_source 0": "out of range: --max_source",

@@ -50,4 +50,3 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 from transformers.masking_utils import eager_mask
-from transformers.models.t5.modeling_t5 import T5Block
