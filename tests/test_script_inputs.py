@@ -185,7 +185,7 @@ FILES: dict[str, dict[str, tuple[Content, str]]] = {
         "nothing": (Path.mkdir, "no .csv or .csv.gz file in the folder: nothing: check --data"),
         "column": (
             in_folder(f"{STOCK[:-8]}\n1,1,1,1,1\n"),
-            "not one column 'volume': column/A.csv",
+            "no column 'volume': column/A.csv",
         ),
         "month": (in_folder(f"{STOCK}2024-31-01,1,1,1,1,9\n"), "Month out of range"),
         "price": (in_folder(f"{STOCK}2024-01-02,1,1,0,1,9\n"), "a price of 0 or below"),

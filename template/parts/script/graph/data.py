@@ -1,7 +1,6 @@
 PRICES = ["open", "high", "low", "close"]
 FEATURES = ["return", "range", "body", "size", "volume", "week", "month"]
 DAILY = {"return": 0, "range": 1, "volatility": 3}  # the feature with a target's daily value
-NAMES = {"adjclose": "adjusted", "adjustedclose": "adjusted"}
 GAPS = ["", "na", "NA", "nan", "NaN", "null", "NULL", "None"]
 STILL = 1e-9  # a smaller variance, as a fraction of the sum of squares, is rounding
 
@@ -28,61 +27,55 @@ def read_stock(path: Path) -> Stock:
     header, *rows = read_rows(path)
     names = []
     for name in header:
-        plain = name.lower().replace(" ", "")
-        plain = plain.replace("_", "")
-        names.append(NAMES.get(plain, plain))
+        plain = re.sub("[ _]", "", name.lower())
+        names.append("adjusted" if plain.startswith("adj") else plain)
     for name in ["date", *PRICES, "volume"]:
-        if names.count(name) != 1:
-            raise UserError(f"not one column '{name}': {path}, row 1: write date, prices, volume")
-    table: dict[str, list] = {name: [] for name in names}
+        if name not in names:
+            raise UserError(f"no column '{name}': {path}, row 1: write date, prices, volume")
+    adjusted = "adjusted" if "adjusted" in names else "close"
+    dates = []
+    table = []
     for number, row in enumerate(rows, start=2):
+        cells = dict(zip(names, row, strict=True))
         try:
-            for name, cell in zip(names, row, strict=True):
-                if name == "date":
-                    table[name].append(np.datetime64(cell, "D"))
-                elif name in (*PRICES, "adjusted", "volume"):
-                    value = read_number(cell)
-                    if math.isnan(value) and cell not in GAPS:
-                        raise ValueError(f"'{cell}' is not a finite number")
-                    table[name].append(value)
+            dates.append(np.datetime64(cells["date"], "D"))
+            table.append([read_value(cells[name]) for name in [*PRICES, adjusted, "volume"]])
         except ValueError as error:
             raise UserError(f"{error}: {path}, row {number}: fix this row") from None
-    prices = np.array([table[name] for name in PRICES]).T
-    adjusted = np.array(table.get("adjusted", table["close"]))
-    dates = np.array(table["date"])
-    volume = np.array(table["volume"])
-    is_impossible = (prices <= 0).any() or (adjusted <= 0).any()
-    has_copies = len({*table["date"]}) < len(dates)
-    if is_impossible or has_copies:
+    values = np.array(table)
+    if (values[:, :5] <= 0).any() or len({*dates}) < len(dates):
         raise UserError(f"a price of 0 or below, or a date twice: {path}: fix or remove the rows")
     # Days without a price are left out.
-    columns = np.column_stack([prices, adjusted])
-    is_missing = np.isnan(columns).any(axis=1)
     kept = np.argsort(dates)
-    kept = kept[~is_missing[kept]]
-    return Stock(dates[kept], prices[kept], adjusted[kept], volume[kept])
+    kept = kept[np.isfinite(values[kept, :5]).all(axis=1)]
+    values = values[kept]
+    return Stock(np.array(dates)[kept], values[:, :4], values[:, 4], values[:, 5])
+
+
+def read_value(cell: str) -> float:
+    """Return the number in a cell, NaN if there is none."""
+    value = read_number(cell)
+    if math.isnan(value) and cell not in GAPS:
+        raise ValueError(f"'{cell}' is not a finite number")
+    return value
 
 
 def synthesize() -> dict[str, Stock]:
     """Return 32 synthetic stocks over 900 days, always the same: a market and its own moves."""
     random = np.random.default_rng(22)
     dates = np.datetime64("2020-01-01") + np.arange(900)
-    season = np.sin(np.arange(900) / 40)
-    calm = 0.01 * np.exp(0.5 * season)
+    calm = 0.01 * np.exp(np.sin(np.arange(900) / 40) / 2)
     market = random.standard_normal(900) * calm
     stocks = {}
     for number in range(32):
         moves = 0.7 * market + random.standard_normal(900) * calm
         close = 100 * np.exp(np.cumsum(moves))
-        sizes = np.abs(random.standard_normal((2, 900)))
-        spread = np.exp(sizes * calm)
-        opening = close * np.exp(-moves / 2)
-        high = np.maximum(opening, close) * spread[0]
-        low = np.minimum(opening, close) / spread[1]
-        interest = random.standard_normal(900) / 4
-        volume = 1e6 * np.exp(interest + 20 * np.abs(moves))
+        opening = close / np.exp(moves)
+        spread = np.exp(np.abs(random.standard_normal(900)) * calm)
+        high = np.maximum(opening, close) * spread
+        low = np.minimum(opening, close) / spread
         prices = np.stack([opening, high, low, close], axis=1)
-        stocks[f"S{number:02d}"] = Stock(dates, prices, close, volume)
+        stocks[f"S{number:02d}"] = Stock(dates, prices, close, volume=1e6 * spread)
     return stocks
 
 
@@ -116,20 +109,17 @@ def target_of_days(features: np.ndarray, places: np.ndarray, settings: Settings)
     places: the days in the calendar (n,), so that a horizon across a missing day has no target.
     """
     since = places - places[0]
-    daily = np.full(since[-1] + 1, np.nan)
+    length = since[-1] + 1
+    daily = np.full(length + settings.horizon, np.nan)
     first = 0 if settings.target == "range" else 1  # a stock's first day has no return
     daily[since[first:]] = features[first:, DAILY[settings.target]]
-    total = np.zeros_like(daily)
-    for ahead in range(1, settings.horizon + 1):
-        coming = np.full_like(daily, np.nan)
-        coming[:-ahead] = daily[ahead:]
-        if settings.target == "volatility":
-            coming = coming**2
-        total = total + coming
     if settings.target == "volatility":
-        total = np.sqrt(total / settings.horizon)
-    elif settings.target == "range":
+        daily = daily**2
+    total = sum(daily[ahead : ahead + length] for ahead in range(1, settings.horizon + 1))
+    if settings.target != "return":
         total = total / settings.horizon
+    if settings.target == "volatility":
+        total = np.sqrt(total)
     return total[since]
 
 
@@ -170,71 +160,56 @@ class Data:
 
     def __init__(self, settings: Settings):
         stocks = read_stocks(settings.data) if settings.data else synthesize()
-        for name in list(stocks):
-            if len(stocks[name].dates) < settings.window:
-                del stocks[name]
-        if len(stocks) < 2:
-            raise UserError(f"{len(stocks)} stocks have --window {settings.window} days: add more")
+        kept = [stock for stock in stocks.values() if len(stock.dates) >= settings.window]
+        if len(kept) < 2:
+            raise UserError(f"{len(kept)} stocks have --window {settings.window} days: add more")
         self.settings = settings
-        self.num_stocks = len(stocks)
+        self.num_stocks = len(kept)
         self.num_neighbors = min(settings.neighbors, self.num_stocks - 1)
-        dates = [stock.dates for stock in stocks.values()]
-        calendar = np.unique(np.concatenate(dates))
-        self.make_timeline(stocks, calendar)
-        self.fill(stocks, calendar)
+        self.make_panel(kept)
         self.make_splits()
         self.learn_scale()
 
-    def make_timeline(self, stocks: dict[str, Stock], calendar: np.ndarray) -> None:
-        """Find the days that are samples, and the graph of each."""
-        window = self.settings.window
-        listed = np.zeros(len(calendar), np.int64)  # number of stocks of each day
-        for stock in stocks.values():
-            places = np.searchsorted(calendar, stock.dates)
-            listed[places[window - 1 :]] += 1
-        self.days = np.flatnonzero(listed)
-        self.sample_of_day = np.cumsum(listed > 0) - 1
-        self.num_seats = int(listed.max())
-        # Periods count from 1970, so that they do not depend on the first day of the data.
-        days = calendar.astype("M8[D]").astype(np.int64)
-        period = days // self.settings.refresh
-        opens = np.flatnonzero(np.diff(period, prepend=period[0] - 1))
-        graphs = np.searchsorted(opens, self.days, "right") - 1
-        used, self.graph_of_sample = np.unique(graphs, return_inverse=True)
-        self.graph_days = opens[used]
-
-    def fill(self, stocks: dict[str, Stock], calendar: np.ndarray) -> None:
-        """Compute features and targets of all rows, the seats of each sample, and the returns."""
+    def make_panel(self, stocks: list[Stock]) -> None:
+        """Compute features and targets of all rows, the seats and the graph of each sample."""
         settings = self.settings
+        calendar = np.unique(np.concatenate([stock.dates for stock in stocks]))
         back = settings.correlation_days - 1
-        features = []
-        targets = []
-        numbers = []
         # `returns` starts with L − 1 empty rows, so that L rows from row d on end with day d.
-        shape = (back + len(calendar), self.num_stocks)
-        self.returns = np.full(shape, np.nan, np.float32)
-        shape = (len(self.days), self.num_seats)
-        self.seats = np.full(shape, -1)  # rows, −1 for an empty seat
-        num_taken = np.zeros(len(self.days), np.int64)
-        first_row = 0
-        for number, stock in enumerate(stocks.values()):
+        self.returns = np.full((back + len(calendar), len(stocks)), np.nan, np.float32)
+        columns: dict[str, list] = {
+            "features": [],
+            "targets": [],
+            "day": [],
+            "age": [],
+            "stock": [],
+        }
+        for number, stock in enumerate(stocks):
             places = np.searchsorted(calendar, stock.dates)
-            described = describe_days(stock, settings.target)
-            features.append(described)
-            targets.append(target_of_days(described, places, settings))
-            numbers.append(np.full(len(places), number))
-            self.returns[back + places[1:], number] = described[1:, 0]
-            # The stock gets a seat on each day on which it has a whole window.
-            last_row = first_row + len(places)
-            rows = np.arange(first_row + settings.window - 1, last_row)
-            samples = self.sample_of_day[places[settings.window - 1 :]]
-            self.seats[samples, num_taken[samples]] = rows
-            num_taken[samples] += 1
-            first_row = last_row
-        self.features = np.concatenate(features).astype(np.float32)
-        targets_of_rows = np.concatenate(targets).astype(np.float32)
-        self.targets = targets_of_rows[:, None]
-        self.stock_of_row = np.concatenate(numbers)
+            features = describe_days(stock, settings.target)
+            self.returns[back + places[1:], number] = features[1:, 0]
+            columns["features"].append(features)
+            columns["targets"].append(target_of_days(features, places, settings))
+            columns["day"].append(places)
+            columns["age"].append(np.arange(len(places)))
+            columns["stock"].append(np.full(len(places), number))
+        panel = {name: np.concatenate(parts) for name, parts in columns.items()}
+        self.features = panel["features"].astype(np.float32)
+        self.targets = panel["targets"].astype(np.float32)[:, None]
+        self.stock_of_row = panel["stock"]
+
+        # A stock has a seat on each day on which it has a whole window.
+        rows = np.flatnonzero(panel["age"] >= settings.window - 1)
+        days = panel["day"][rows]
+        self.days, num_listed = np.unique(days, return_counts=True)
+        is_taken = np.arange(num_listed.max()) < num_listed[:, None]
+        self.seats = np.full(is_taken.shape, -1)  # rows, −1 for an empty seat
+        self.seats[is_taken] = rows[np.argsort(days, kind="stable")]
+
+        # Periods count from 1970, so that they do not depend on the first day of the data.
+        periods = calendar.astype("M8[D]").astype(np.int64) // settings.refresh
+        _, self.graph_days, graphs = np.unique(periods, return_index=True, return_inverse=True)
+        self.graph_of_sample = graphs[self.days]
 
     def make_splits(self) -> None:
         """Split the days, without those whose targets reach into the next split."""
@@ -256,30 +231,25 @@ class Data:
         rows = self.seats[: len(self.splits["train"])]
         rows = rows[rows >= 0]
         self.scale = {}
-        for prefix, values in {"": self.features[rows], "target_": self.targets[rows]}.items():
-            values = values.astype(np.float64)
-            mean = np.nanmean(values, axis=0)
-            std = np.nanstd(values, axis=0)
-            lowest = np.nanmin(values, axis=0)
-            std[np.nanmax(values, axis=0) == lowest] = 1.0  # a constant column
-            self.scale[f"{prefix}mean"] = mean.tolist()
+        for prefix, array in {"": self.features, "target_": self.targets}.items():
+            values = array[rows].astype(np.float64)
+            is_constant = np.nanmax(values, axis=0) == np.nanmin(values, axis=0)
+            std = np.where(is_constant, 1.0, np.nanstd(values, axis=0))
+            self.scale[f"{prefix}mean"] = np.nanmean(values, axis=0).tolist()
             self.scale[f"{prefix}std"] = std.tolist()
-        digest = hashlib.sha256(self.features.tobytes())
-        digest.update(self.targets.tobytes())
+        digest = hashlib.sha256(self.features.tobytes() + self.targets.tobytes())
         self.facts = {"sha256": digest.hexdigest(), "scale": self.scale}
 
     def load_graphs(self) -> np.ndarray:
         """Return the neighbors (graphs, S, k) from a file; compute and write them first."""
         settings = self.settings
         options = [self.num_neighbors, settings.refresh, settings.correlation_days]
-        digest = hashlib.sha256(self.returns.tobytes())
-        digest.update(str(options).encode())
+        digest = hashlib.sha256(self.returns.tobytes() + str(options).encode())
         path = Path(f"data/graphs-{digest.hexdigest()[:16]}.npy")
         if not path.exists():
             path.parent.mkdir(exist_ok=True)
             content = io.BytesIO()
-            graphs = self.graphs_of(self.graph_days)
-            np.save(content, graphs.numpy())
+            np.save(content, self.graphs_of(self.graph_days).numpy())
             write(path, content.getbuffer())
         return np.load(path)
 
@@ -297,17 +267,17 @@ class Data:
         """Move the panel to the device, or keep it on the host."""
         self.active = settings
         self.device = DEVICE if settings.resident else torch.device("cpu")
-        self.arrays = {
-            "features": to_device(self.features, self.device),
-            "targets": to_device(self.targets, self.device),
-            "seats": to_device(self.seats, self.device),
-            "stocks": to_device(self.stock_of_row, self.device),
+        self.panel = {
+            "features": self.features,
+            "targets": self.targets,
+            "seats": self.seats,
+            "stocks": self.stock_of_row,
         }
         if settings.cached_graphs:
-            self.graphs = to_device(self.load_graphs(), self.device)
+            self.panel["graphs"] = self.load_graphs()
+        self.panel = {name: to_device(array, self.device) for name, array in self.panel.items()}
         _, batch = next(self.epoch(0, 0))
-        is_known = batch["target"].isfinite()
-        is_known &= batch["listed"].unsqueeze(2)
+        is_known = batch["target"].isfinite() & batch["listed"].unsqueeze(2)
         self.batch_targets = int(is_known.sum())
 
     def epoch(self, epoch: int, first_batch: int) -> Iterator:
@@ -335,43 +305,35 @@ class Data:
 
     def batch(self, samples: np.ndarray, is_real: Tensor) -> dict[str, Tensor]:
         """Return `features` (B, K, T, F), `target` (B, K, 1), `listed` (B, K) and `neighbors`."""
-        arrays = self.arrays
-        rows = arrays["seats"][to_device(samples, self.device)]
-        listed = rows >= 0
-        listed &= is_real[:, None]
+        panel = self.panel
+        rows = panel["seats"][to_device(samples, self.device)]
+        listed = (rows >= 0) & is_real[:, None]
         rows = rows.clamp(min=0)
-        days = torch.arange(1 - self.settings.window, 1, device=self.device)
-        rows_of_windows = rows[:, :, None] + days
-        rows_of_windows *= listed[:, :, None]
-        windows = arrays["features"][rows_of_windows]
-        stocks = arrays["stocks"][rows]
-        stocks = stocks.masked_fill(~listed, self.num_stocks)
+        ago = torch.arange(1 - self.settings.window, 1, device=self.device)
+        windows = panel["features"][rows[:, :, None] + ago]
         graphs = self.graph_of_sample[samples]
         if self.active.cached_graphs:
-            of_days = self.graphs[to_device(graphs, self.device)]
+            of_days = panel["graphs"][to_device(graphs, self.device)]
         else:
-            of_days = self.graphs_of(self.graph_days[graphs])
-            of_days = of_days.to(self.device)
+            of_days = self.graphs_of(self.graph_days[graphs]).to(self.device)
         return {
             "features": windows * listed[:, :, None, None],
-            "target": arrays["targets"][rows],
+            "target": panel["targets"][rows],
             "listed": listed,
-            "neighbors": self.as_seats(of_days, stocks),
+            "neighbors": as_seats(of_days, panel["stocks"][rows], listed),
         }
 
-    def as_seats(self, graphs: Tensor, stocks: Tensor) -> Tensor:
-        """Return the seats (B, K, k) of each stock's neighbors, −1 for those without one today."""
-        absent = self.num_stocks
-        seats = torch.arange(stocks.shape[1], device=stocks.device)
-        seat_of_stock = stocks.new_full((len(stocks), absent + 1), -1)
-        seat_of_stock.scatter_(1, stocks, seats.expand_as(stocks))
-        seat_of_stock[:, absent] = -1
-        count = graphs.shape[2]
-        nobody = graphs.new_full((len(graphs), 1, count), -1)
-        graphs = torch.cat([graphs, nobody], 1)
-        places = stocks.unsqueeze(2)
-        places = places.expand(-1, -1, count)
-        neighbors = graphs.gather(1, places)
-        neighbors = neighbors.masked_fill(neighbors < 0, absent)
-        of_all = seat_of_stock.gather(1, neighbors.flatten(1))
-        return of_all.view_as(neighbors)
+
+def as_seats(graphs: Tensor, stocks: Tensor, listed: Tensor) -> Tensor:
+    """Return the seats (B, K, k) of each stock's neighbors, −1 for those without one today.
+
+    graphs: the neighbors of each stock (B, S, k), −1 for none. stocks: those of the seats (B, K).
+    """
+    days = torch.arange(len(stocks), device=stocks.device)[:, None]
+    stocks = stocks.masked_fill(~listed, -1)
+    # The last column is for −1, which is no stock.
+    seat_of_stock = stocks.new_full((len(stocks), graphs.shape[1] + 1), -1)
+    seat_of_stock[days, stocks] = torch.arange(stocks.shape[1], device=stocks.device)
+    seat_of_stock[:, -1] = -1
+    seats = seat_of_stock[days[:, :, None], graphs[days, stocks]]
+    return seats.masked_fill(~listed[:, :, None], -1)

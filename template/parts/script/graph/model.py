@@ -103,12 +103,9 @@ class FrequencyNormalization(nn.Module):
         with torch.autocast(x.device.type, enabled=False):
             spectrum = torch.fft.rfft(x.float(), dim=1)  # (N, T // 2 + 1, F)
             size = spectrum.abs()
-            count = min(self.count, size.shape[1])
-            strongest = size.topk(count, dim=1).indices
-            kept = torch.zeros_like(size)
-            kept.scatter_(1, strongest, 1.0)
-            days = x.shape[1]
-            main = torch.fft.irfft(spectrum * kept, n=days, dim=1)
+            strongest = size.topk(min(self.count, size.shape[1]), dim=1).indices
+            kept = torch.zeros_like(size).scatter_(1, strongest, 1.0)
+            main = torch.fft.irfft(spectrum * kept, n=x.shape[1], dim=1)
             return main, x - main
 
 
@@ -145,10 +142,8 @@ class TemporalBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return (N, T, W) from x (N, T, W)."""
-        heads = self.queries(x)
-        heads = heads.unflatten(2, (3, self.heads, -1))
-        heads = heads.permute(2, 0, 3, 1, 4)
-        query, key, value = heads.unbind()  # (N, H, T, C) each
+        heads = self.queries(x).unflatten(2, (3, self.heads, -1)).transpose(1, 3)
+        query, key, value = heads.unbind(2)  # (N, H, T, C) each
         dropout = self.dropout if self.training else 0.0
         mixed = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
         mixed = mixed.transpose(1, 2).flatten(2)
@@ -182,15 +177,14 @@ class Model(nn.Module):
             inputs = 2 * len(FEATURES)
         self.first = nn.Linear(inputs, width)
         self.place = nn.Parameter(0.02 * torch.randn(settings.window, width))
-        self.temporal = nn.ModuleList()
-        for _ in range(settings.temporal_layers):
-            self.temporal.append(TemporalBlock(width, settings.heads, settings.dropout))
-        self.graph = nn.ModuleList()
-        for _ in range(settings.graph_layers):
-            self.graph.append(GraphAttention(width, width // settings.heads, settings.heads))
-        self.joined = nn.ModuleList()
-        for _ in range(settings.graph_layers):
-            self.joined.append(GatedResidual(width, settings.dropout))
+        heads = settings.heads
+        dropout = settings.dropout
+        temporal = [TemporalBlock(width, heads, dropout) for _ in range(settings.temporal_layers)]
+        graph = [GraphAttention(width, width // heads, heads) for _ in range(settings.graph_layers)]
+        joined = [GatedResidual(width, dropout) for _ in range(settings.graph_layers)]
+        self.temporal = nn.ModuleList(temporal)
+        self.graph = nn.ModuleList(graph)
+        self.joined = nn.ModuleList(joined)
         self.head = nn.Linear(width + len(FEATURES), 1)
 
     def blocks(self) -> list[nn.Module]:
@@ -201,9 +195,7 @@ class Model(nn.Module):
         """Return standardized predictions (B, K, 1); those of empty seats mean nothing."""
         features = batch["features"]  # (B, K, T, F)
         days, seats = features.shape[:2]
-        x = (features - self.mean) / self.std
-        x = x.clamp(-10, 10)
-        x = x.flatten(0, 1)  # (N, T, F)
+        x = ((features - self.mean) / self.std).clamp(-10, 10).flatten(0, 1)  # (N, T, F)
         last_day = x[:, -1]
 
         # Encode the window of each stock.

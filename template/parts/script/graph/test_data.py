@@ -60,7 +60,7 @@ def test_wrong_data_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     wrong = {
         "--width 9": "is no multiple of --heads 4",
         "--data .": "no .csv or .csv.gz file in the folder",
-        "--data column": "not one column 'volume'",
+        "--data column": "no column 'volume'",
         "--data date": "A.csv, row 2",
         "--data price": "a price of 0 or below",
         "--data few": "have --window 20 days: add more",
