@@ -14,13 +14,13 @@ class Stock(NamedTuple):
     volume: np.ndarray  # (n,) NaN where unknown
 
 
-def read_stocks(folder: str) -> dict[str, Stock]:
-    """Return the stocks in the CSV files of a folder, by the names of the files."""
+def read_stocks(folder: str) -> list[Stock]:
+    """Return the stocks in the CSV files of a folder."""
     path = Path(folder).expanduser()
     files = sorted(path.glob("*.csv")) + sorted(path.glob("*.csv.gz"))
     if not files:
         raise UserError(f"no .csv or .csv.gz file in the folder: {path}: check --data")
-    return {file.name.partition(".csv")[0]: read_stock(file) for file in files}
+    return [read_stock(file) for file in files]
 
 
 def read_stock(path: Path) -> Stock:
@@ -60,14 +60,14 @@ def read_value(cell: str) -> float:
     return value
 
 
-def synthesize() -> dict[str, Stock]:
+def synthesize() -> list[Stock]:
     """Return 32 synthetic stocks over 900 days, always the same: a market and its own moves."""
     random = np.random.default_rng(22)
     dates = np.datetime64("2020-01-01") + np.arange(900)
     calm = 0.01 * np.exp(np.sin(np.arange(900) / 40) / 2)
     market = random.standard_normal(900) * calm
-    stocks = {}
-    for number in range(32):
+    stocks = []
+    for _ in range(32):
         moves = 0.7 * market + random.standard_normal(900) * calm
         close = 100 * np.exp(np.cumsum(moves))
         opening = close / np.exp(moves)
@@ -75,7 +75,7 @@ def synthesize() -> dict[str, Stock]:
         high = np.maximum(opening, close) * spread
         low = np.minimum(opening, close) / spread
         prices = np.stack([opening, high, low, close], axis=1)
-        stocks[f"S{number:02d}"] = Stock(dates, prices, close, volume=1e6 * spread)
+        stocks.append(Stock(dates, prices, close, volume=1e6 * spread))
     return stocks
 
 
@@ -160,56 +160,56 @@ class Data:
 
     def __init__(self, settings: Settings):
         stocks = read_stocks(settings.data) if settings.data else synthesize()
-        kept = [stock for stock in stocks.values() if len(stock.dates) >= settings.window]
-        if len(kept) < 2:
-            raise UserError(f"{len(kept)} stocks have --window {settings.window} days: add more")
+        stocks = [stock for stock in stocks if len(stock.dates) >= settings.window]
+        if len(stocks) < 2:
+            raise UserError(f"{len(stocks)} stocks have --window {settings.window} days: add more")
         self.settings = settings
-        self.num_stocks = len(kept)
-        self.num_neighbors = min(settings.neighbors, self.num_stocks - 1)
-        self.make_panel(kept)
+        self.num_neighbors = min(settings.neighbors, len(stocks) - 1)
+        self.make_panel(stocks)
         self.make_splits()
         self.learn_scale()
 
     def make_panel(self, stocks: list[Stock]) -> None:
-        """Compute features and targets of all rows, the seats and the graph of each sample."""
+        """Compute features and targets of all rows, and the returns by day and stock."""
         settings = self.settings
         calendar = np.unique(np.concatenate([stock.dates for stock in stocks]))
-        back = settings.correlation_days - 1
-        # `returns` starts with L − 1 empty rows, so that L rows from row d on end with day d.
-        self.returns = np.full((back + len(calendar), len(stocks)), np.nan, np.float32)
-        columns: dict[str, list] = {
-            "features": [],
-            "targets": [],
-            "day": [],
-            "age": [],
-            "stock": [],
+        days = []
+        features = []
+        targets = []
+        for stock in stocks:
+            days.append(np.searchsorted(calendar, stock.dates))
+            features.append(describe_days(stock, settings.target))
+            targets.append(target_of_days(features[-1], days[-1], settings))
+        lengths = [len(stock.dates) for stock in stocks]
+        stock_of_row = np.repeat(np.arange(len(stocks)), lengths)
+        day_of_row = np.concatenate(days)
+        age_of_row = np.concatenate([np.arange(length) for length in lengths])
+        self.arrays = {
+            "features": np.concatenate(features).astype(np.float32),
+            "targets": np.concatenate(targets).astype(np.float32)[:, None],
+            "stocks": stock_of_row,
         }
-        for number, stock in enumerate(stocks):
-            places = np.searchsorted(calendar, stock.dates)
-            features = describe_days(stock, settings.target)
-            self.returns[back + places[1:], number] = features[1:, 0]
-            columns["features"].append(features)
-            columns["targets"].append(target_of_days(features, places, settings))
-            columns["day"].append(places)
-            columns["age"].append(np.arange(len(places)))
-            columns["stock"].append(np.full(len(places), number))
-        panel = {name: np.concatenate(parts) for name, parts in columns.items()}
-        self.features = panel["features"].astype(np.float32)
-        self.targets = panel["targets"].astype(np.float32)[:, None]
-        self.stock_of_row = panel["stock"]
+        self.arrays["seats"] = self.take_seats(day_of_row, age_of_row)
 
-        # A stock has a seat on each day on which it has a whole window.
-        rows = np.flatnonzero(panel["age"] >= settings.window - 1)
-        days = panel["day"][rows]
-        self.days, num_listed = np.unique(days, return_counts=True)
-        is_taken = np.arange(num_listed.max()) < num_listed[:, None]
-        self.seats = np.full(is_taken.shape, -1)  # rows, −1 for an empty seat
-        self.seats[is_taken] = rows[np.argsort(days, kind="stable")]
-
+        # `returns` starts with L − 1 empty rows, so that L rows from row d on end with day d.
+        back = settings.correlation_days - 1
+        self.returns = np.full((back + len(calendar), len(stocks)), np.nan, np.float32)
+        returns = np.where(age_of_row > 0, self.arrays["features"][:, 0], np.nan)
+        self.returns[back + day_of_row, stock_of_row] = returns
         # Periods count from 1970, so that they do not depend on the first day of the data.
         periods = calendar.astype("M8[D]").astype(np.int64) // settings.refresh
         _, self.graph_days, graphs = np.unique(periods, return_index=True, return_inverse=True)
         self.graph_of_sample = graphs[self.days]
+
+    def take_seats(self, day_of_row: np.ndarray, age_of_row: np.ndarray) -> np.ndarray:
+        """Return the rows (samples, K) of the stocks that have a whole window on a day, or −1."""
+        rows = np.flatnonzero(age_of_row >= self.settings.window - 1)
+        days = day_of_row[rows]
+        self.days, num_stocks = np.unique(days, return_counts=True)
+        is_taken = np.arange(num_stocks.max()) < num_stocks[:, None]
+        seats = np.full(is_taken.shape, -1)
+        seats[is_taken] = rows[np.argsort(days, kind="stable")]
+        return seats
 
     def make_splits(self) -> None:
         """Split the days, without those whose targets reach into the next split."""
@@ -228,16 +228,17 @@ class Data:
 
     def learn_scale(self) -> None:
         """Compute means and standard deviations of the training days."""
-        rows = self.seats[: len(self.splits["train"])]
+        rows = self.arrays["seats"][: len(self.splits["train"])]
         rows = rows[rows >= 0]
         self.scale = {}
-        for prefix, array in {"": self.features, "target_": self.targets}.items():
-            values = array[rows].astype(np.float64)
+        digest = hashlib.sha256()
+        for prefix, name in {"": "features", "target_": "targets"}.items():
+            digest.update(self.arrays[name].tobytes())
+            values = self.arrays[name][rows].astype(np.float64)
             is_constant = np.nanmax(values, axis=0) == np.nanmin(values, axis=0)
             std = np.where(is_constant, 1.0, np.nanstd(values, axis=0))
             self.scale[f"{prefix}mean"] = np.nanmean(values, axis=0).tolist()
             self.scale[f"{prefix}std"] = std.tolist()
-        digest = hashlib.sha256(self.features.tobytes() + self.targets.tobytes())
         self.facts = {"sha256": digest.hexdigest(), "scale": self.scale}
 
     def load_graphs(self) -> np.ndarray:
@@ -265,27 +266,20 @@ class Data:
 
     def prepare(self, settings: Settings) -> None:
         """Move the panel to the device, or keep it on the host."""
-        self.active = settings
+        self.settings = settings
         self.device = DEVICE if settings.resident else torch.device("cpu")
-        self.panel = {
-            "features": self.features,
-            "targets": self.targets,
-            "seats": self.seats,
-            "stocks": self.stock_of_row,
-        }
         if settings.cached_graphs:
-            self.panel["graphs"] = self.load_graphs()
-        self.panel = {name: to_device(array, self.device) for name, array in self.panel.items()}
+            self.arrays["graphs"] = self.load_graphs()
+        self.panel = {name: to_device(array, self.device) for name, array in self.arrays.items()}
         _, batch = next(self.epoch(0, 0))
         is_known = batch["target"].isfinite() & batch["listed"].unsqueeze(2)
         self.batch_targets = int(is_known.sum())
 
     def epoch(self, epoch: int, first_batch: int) -> Iterator:
         """Return the training batches of an epoch, in an order of its own, from a number on."""
-        shuffle = np.random.RandomState([self.settings.seed, epoch])
-        order = shuffle.permutation(len(self.splits["train"]))
-        first = first_batch * self.settings.batch_size
-        return self.batches("train", order[first:])
+        seed = [self.settings.seed, epoch]
+        order = np.random.RandomState(seed).permutation(len(self.splits["train"]))
+        return self.batches("train", order[first_batch * self.settings.batch_size :])
 
     def split_batches(self, split: str) -> Iterator:
         return self.batches(split, np.arange(len(self.splits[split])))
@@ -298,7 +292,7 @@ class Data:
             samples = self.splits[split].start + np.resize(chunk, size)
             is_real = to_device(np.arange(size) < len(chunk), self.device)
             batch = self.batch(samples, is_real)
-            if self.active.pin_memory:
+            if self.settings.pin_memory:
                 batch = {name: values.pin_memory() for name, values in batch.items()}
             batch = {name: x.to(DEVICE, non_blocking=True) for name, x in batch.items()}
             yield chunk, batch
@@ -312,7 +306,7 @@ class Data:
         ago = torch.arange(1 - self.settings.window, 1, device=self.device)
         windows = panel["features"][rows[:, :, None] + ago]
         graphs = self.graph_of_sample[samples]
-        if self.active.cached_graphs:
+        if self.settings.cached_graphs:
             of_days = panel["graphs"][to_device(graphs, self.device)]
         else:
             of_days = self.graphs_of(self.graph_days[graphs]).to(self.device)

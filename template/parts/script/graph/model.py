@@ -86,27 +86,20 @@ class GraphAttention(nn.Module):
         return torch.cat([leaving, arriving])
 
 
-class FrequencyNormalization(nn.Module):
-    """Splits each window into its strongest frequencies and a remainder (Ye et al. 2024).
+def split_frequencies(x: Tensor, count: int) -> Tensor:
+    """Split windows (N, T, F) into main part and remainder, (N, T, 2F) (Ye et al. 2024).
 
-    The strongest frequencies contain level and cycles, which drift. The remainder changes less from
+    The main part is the strongest frequencies: level and cycles, which drift. The remainder changes less from
     year to year.
     """
-
-    def __init__(self, count: int):
-        super().__init__()
-        self.count = count
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return main part and remainder, both (N, T, F) float32, of x (N, T, F)."""
-        # In half precision, the FFT does not support every T.
-        with torch.autocast(x.device.type, enabled=False):
-            spectrum = torch.fft.rfft(x.float(), dim=1)  # (N, T // 2 + 1, F)
-            size = spectrum.abs()
-            strongest = size.topk(min(self.count, size.shape[1]), dim=1).indices
-            kept = torch.zeros_like(size).scatter_(1, strongest, 1.0)
-            main = torch.fft.irfft(spectrum * kept, n=x.shape[1], dim=1)
-            return main, x - main
+    # In half precision, the FFT does not support every T.
+    with torch.autocast(x.device.type, enabled=False):
+        spectrum = torch.fft.rfft(x.float(), dim=1)  # (N, T // 2 + 1, F)
+        size = spectrum.abs()
+        strongest = size.topk(min(count, size.shape[1]), dim=1).indices
+        kept = torch.zeros_like(size).scatter_(1, strongest, 1.0)
+        main = torch.fft.irfft(spectrum * kept, n=x.shape[1], dim=1)
+        return torch.cat([main, x - main], 2)
 
 
 class GatedResidual(nn.Module):
@@ -170,11 +163,8 @@ class Model(nn.Module):
             raise UserError(f"{width} is no multiple of --heads {settings.heads}: --width: fix one")
         for name, values in data.scale.items():
             self.register_buffer(name, torch.tensor(values), persistent=False)
-        self.normalization: FrequencyNormalization | None = None
-        inputs = len(FEATURES)
-        if settings.frequencies:
-            self.normalization = FrequencyNormalization(settings.frequencies)
-            inputs = 2 * len(FEATURES)
+        self.frequencies = settings.frequencies
+        inputs = 2 * len(FEATURES) if settings.frequencies else len(FEATURES)
         self.first = nn.Linear(inputs, width)
         self.place = nn.Parameter(0.02 * torch.randn(settings.window, width))
         heads = settings.heads
@@ -199,8 +189,8 @@ class Model(nn.Module):
         last_day = x[:, -1]
 
         # Encode the window of each stock.
-        if self.normalization is not None:
-            x = torch.cat(self.normalization(x), 2)  # (N, T, 2F)
+        if self.frequencies:
+            x = split_frequencies(x, self.frequencies)
         x = self.first(x) + self.place
         for block in self.temporal:
             x = block(x)

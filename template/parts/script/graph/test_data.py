@@ -13,11 +13,11 @@ def test_no_day_sees_what_comes_after_it(monkeypatch: pytest.MonkeyPatch) -> Non
     count = len(before.splits["train"])
     last_day = before.days[count - 1] + 1  # its target is the day after it
     stocks = train.synthesize()
-    for name, stock in stocks.items():
+    for number, stock in enumerate(stocks):
         later = np.arange(len(stock.dates)) > last_day
         prices = np.where(later[:, None], 7 * stock.prices, stock.prices)
         adjusted = np.where(later, 7 * stock.adjusted, stock.adjusted)
-        stocks[name] = stock._replace(prices=prices, adjusted=adjusted)
+        stocks[number] = stock._replace(prices=prices, adjusted=adjusted)
     monkeypatch.setattr(train, "synthesize", lambda: stocks)
     after = make_data()
     assert after.scale == before.scale
