@@ -89,8 +89,8 @@ class GraphAttention(nn.Module):
 def split_frequencies(x: Tensor, count: int) -> Tensor:
     """Split windows (N, T, F) into main part and remainder, (N, T, 2F) (Ye et al. 2024).
 
-    The main part is the strongest frequencies: level and cycles, which drift. The remainder changes less from
-    year to year.
+    The main part is the strongest frequencies: level and cycles, which drift. The remainder changes
+    less from year to year.
     """
     # In half precision, the FFT does not support every T.
     with torch.autocast(x.device.type, enabled=False):
