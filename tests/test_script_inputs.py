@@ -162,7 +162,7 @@ FILES: dict[str, dict[str, tuple[Content, str]]] = {
     "windows": {
         "text": ("no HDF5", "cannot read the file ("),
         "empty": ("", "cannot read the file ("),
-        "damaged": (damaged_gzip, "cannot read the file ("),
+        "damaged": (damaged_gzip, "filter"),
         "rows": (hdf5(features=FEATURES, targets=TARGETS[1:]), "targets (99, 1): rows: write"),
         "missing": (hdf5(features=FEATURES), "cannot read the file ("),
         "group": (hdf5(features=None), "cannot read the file ("),
@@ -236,6 +236,7 @@ OWN: dict[str, dict[str, str]] = {
         "--heads 0": "out of range: --heads",
         "--max_source 0": "out of range: --max_source",
         "--feed_forward silu": "invalid choice: 'silu'",
+        "--optimizer sgd": "invalid choice: 'sgd'",
         **ONE_FILE,
         **{f"--data pairs {words}": reason for words, reason in SPLITS.items()},
     },

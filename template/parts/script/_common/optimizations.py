@@ -89,18 +89,6 @@ def optimize_blocks(blocks: list[nn.Module], settings: Settings) -> None:
             block.compile(mode=settings.compile, dynamic=DYNAMIC_SHAPES)
 
 
-def make_optimizer(model: nn.Module, settings: Settings) -> torch.optim.Optimizer:
-    """Return AdamW, with weight decay for matrices only, and without frozen weights."""
-    weights = [p for p in model.parameters() if p.requires_grad]
-    groups: list[dict] = [
-        {"params": [p for p in weights if p.dim() >= 2]},
-        {"params": [p for p in weights if p.dim() < 2], "weight_decay": 0.0},
-    ]
-    # None is PyTorch's default, which is not fused.
-    fused = settings.fused or None
-    return torch.optim.AdamW(groups, weight_decay=settings.weight_decay, fused=fused)
-
-
 def make_autocast(
     precision: str, batch_targets: int
 ) -> tuple[torch.autocast, torch.amp.GradScaler]:

@@ -211,13 +211,10 @@ class Data:
         self.batch_size = settings.batch_size
         self.batch_targets = settings.batch_size * self.num_targets
         self.scale = {}
-        try:
-            for prefix, dataset in zip(["", "target_"], datasets, strict=True):
-                mean, std = measure(dataset, len(self.splits["train"]))
-                self.scale[f"{prefix}mean"] = mean
-                self.scale[f"{prefix}std"] = std
-        except OSError as error:
-            raise UserError(f"cannot read the file ({error}): {self.path}: check --data") from None
+        for prefix, dataset in zip(["", "target_"], datasets, strict=True):
+            mean, std = measure(dataset, len(self.splits["train"]))
+            self.scale[f"{prefix}mean"] = mean
+            self.scale[f"{prefix}std"] = std
         self.facts = {"rows": num_rows, "splits": str(self.splits), "scale": self.scale}
 
     def prepare(self, settings: Settings) -> None:
