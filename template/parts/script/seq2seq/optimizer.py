@@ -1,5 +1,5 @@
 def make_optimizer(model: nn.Module, settings: Settings) -> torch.optim.Optimizer:
-    """Return AdamW or Adafactor, with weight decay for matrices only, and without frozen weights."""
+    """Return AdamW or Adafactor, with weight decay for matrices only, without frozen weights."""
     weights = [p for p in model.parameters() if p.requires_grad]
     groups: list[dict] = [
         {"params": [p for p in weights if p.dim() >= 2]},
