@@ -115,7 +115,7 @@ def target_of_days(features: np.ndarray, places: np.ndarray, settings: Settings)
     daily[since[first:]] = features[first:, DAILY[settings.target]]
     if settings.target == "volatility":
         daily = daily**2
-    total = sum(daily[ahead : ahead + length] for ahead in range(1, settings.horizon + 1))
+    total: Any = sum(daily[ahead : ahead + length] for ahead in range(1, settings.horizon + 1))
     if settings.target != "return":
         total = total / settings.horizon
     if settings.target == "volatility":
@@ -184,7 +184,7 @@ class Data:
         stock_of_row = np.repeat(np.arange(len(stocks)), lengths)
         day_of_row = np.concatenate(days)
         age_of_row = np.concatenate([np.arange(length) for length in lengths])
-        self.arrays = {
+        self.arrays: dict[str, np.ndarray] = {
             "features": np.concatenate(features).astype(np.float32),
             "targets": np.concatenate(targets).astype(np.float32)[:, None],
             "stocks": stock_of_row,

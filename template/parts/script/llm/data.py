@@ -38,7 +38,7 @@ class Data:
             path = Path(settings.data).expanduser()
             if not path.stat().st_size:
                 raise UserError(f"no data: {path}: check --data")
-            text = np.memmap(path, np.uint8, mode="c")
+            text: Any = np.memmap(path, np.uint8, mode="c")
             count = len(text) + 1
             held_out = round(count * 0.05)
             ends = [count - 2 * held_out, count - held_out, count]

@@ -137,8 +137,9 @@ def dataloader_batches(
     loader: ChunkDataLoader, num_workers: int, epoch: int = 0, start: int = 0
 ) -> Iterator[tuple]:
     """Yield the same batches from a DataLoader that reads singly, for --chunk_loader 0."""
+    rows_of_samples: Any = loader.rows
     batches = DataLoader(
-        loader.rows,
+        rows_of_samples,
         loader.batch_size,
         sampler=loader.order(epoch, start).tolist(),
         num_workers=num_workers,
