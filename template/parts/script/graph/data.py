@@ -43,11 +43,14 @@ def read_stock(path: Path) -> Stock:
         except ValueError as error:
             raise UserError(f"{error}: {path}, row {number}: fix this row") from None
     values = np.array(table)
-    if (values[:, :5] <= 0).any() or len({*dates}) < len(dates):
+    is_impossible = (values[:, :5] <= 0).any()
+    has_copies = len({*dates}) < len(dates)
+    if is_impossible or has_copies:
         raise UserError(f"a price of 0 or below, or a date twice: {path}: fix or remove the rows")
     # Days without a price are left out.
     kept = np.argsort(dates)
-    kept = kept[np.isfinite(values[kept, :5]).all(axis=1)]
+    has_prices = np.isfinite(values[kept, :5]).all(axis=1)
+    kept = kept[has_prices]
     values = values[kept]
     return Stock(np.array(dates)[kept], values[:, :4], values[:, 4], values[:, 5])
 
@@ -184,9 +187,10 @@ class Data:
         stock_of_row = np.repeat(np.arange(len(stocks)), lengths)
         day_of_row = np.concatenate(days)
         age_of_row = np.concatenate([np.arange(length) for length in lengths])
+        targets_of_rows = np.concatenate(targets).astype(np.float32)
         self.arrays: dict[str, np.ndarray] = {
             "features": np.concatenate(features).astype(np.float32),
-            "targets": np.concatenate(targets).astype(np.float32)[:, None],
+            "targets": targets_of_rows[:, None],
             "stocks": stock_of_row,
         }
         self.arrays["seats"] = self.take_seats(day_of_row, age_of_row)
@@ -197,7 +201,8 @@ class Data:
         returns = np.where(age_of_row > 0, self.arrays["features"][:, 0], np.nan)
         self.returns[back + day_of_row, stock_of_row] = returns
         # Periods count from 1970, so that they do not depend on the first day of the data.
-        periods = calendar.astype("M8[D]").astype(np.int64) // settings.refresh
+        calendar_days = calendar.astype("M8[D]").astype(np.int64)
+        periods = calendar_days // settings.refresh
         _, self.graph_days, graphs = np.unique(periods, return_index=True, return_inverse=True)
         self.graph_of_sample = graphs[self.days]
 
@@ -237,7 +242,8 @@ class Data:
             values = self.arrays[name][rows].astype(np.float64)
             is_constant = np.nanmax(values, axis=0) == np.nanmin(values, axis=0)
             std = np.where(is_constant, 1.0, np.nanstd(values, axis=0))
-            self.scale[f"{prefix}mean"] = np.nanmean(values, axis=0).tolist()
+            mean = np.nanmean(values, axis=0)
+            self.scale[f"{prefix}mean"] = mean.tolist()
             self.scale[f"{prefix}std"] = std.tolist()
         self.facts = {"sha256": digest.hexdigest(), "scale": self.scale}
 
@@ -245,12 +251,14 @@ class Data:
         """Return the neighbors (graphs, S, k) from a file; compute and write them first."""
         settings = self.settings
         options = [self.num_neighbors, settings.refresh, settings.correlation_days]
-        digest = hashlib.sha256(self.returns.tobytes() + str(options).encode())
+        digest = hashlib.sha256(self.returns.tobytes())
+        digest.update(str(options).encode())
         path = Path(f"data/graphs-{digest.hexdigest()[:16]}.npy")
         if not path.exists():
             path.parent.mkdir(exist_ok=True)
             content = io.BytesIO()
-            np.save(content, self.graphs_of(self.graph_days).numpy())
+            graphs = self.graphs_of(self.graph_days)
+            np.save(content, graphs.numpy())
             write(path, content.getbuffer())
         return np.load(path)
 
@@ -272,14 +280,16 @@ class Data:
             self.arrays["graphs"] = self.load_graphs()
         self.panel = {name: to_device(array, self.device) for name, array in self.arrays.items()}
         _, batch = next(self.epoch(0, 0))
-        is_known = batch["target"].isfinite() & batch["listed"].unsqueeze(2)
+        is_known = batch["target"].isfinite()
+        is_known &= batch["listed"].unsqueeze(2)
         self.batch_targets = int(is_known.sum())
 
     def epoch(self, epoch: int, first_batch: int) -> Iterator:
         """Return the training batches of an epoch, in an order of its own, from a number on."""
-        seed = [self.settings.seed, epoch]
-        order = np.random.RandomState(seed).permutation(len(self.splits["train"]))
-        return self.batches("train", order[first_batch * self.settings.batch_size :])
+        shuffle = np.random.RandomState([self.settings.seed, epoch])
+        order = shuffle.permutation(len(self.splits["train"]))
+        first = first_batch * self.settings.batch_size
+        return self.batches("train", order[first:])
 
     def split_batches(self, split: str) -> Iterator:
         return self.batches(split, np.arange(len(self.splits[split])))
@@ -301,7 +311,8 @@ class Data:
         """Return `features` (B, K, T, F), `target` (B, K, 1), `listed` (B, K) and `neighbors`."""
         panel = self.panel
         rows = panel["seats"][to_device(samples, self.device)]
-        listed = (rows >= 0) & is_real[:, None]
+        listed = rows >= 0
+        listed &= is_real[:, None]
         rows = rows.clamp(min=0)
         ago = torch.arange(1 - self.settings.window, 1, device=self.device)
         windows = panel["features"][rows[:, :, None] + ago]
@@ -309,7 +320,8 @@ class Data:
         if self.settings.cached_graphs:
             of_days = panel["graphs"][to_device(graphs, self.device)]
         else:
-            of_days = self.graphs_of(self.graph_days[graphs]).to(self.device)
+            of_days = self.graphs_of(self.graph_days[graphs])
+            of_days = of_days.to(self.device)
         return {
             "features": windows * listed[:, :, None, None],
             "target": panel["targets"][rows],
@@ -329,5 +341,6 @@ def as_seats(graphs: Tensor, stocks: Tensor, listed: Tensor) -> Tensor:
     seat_of_stock = stocks.new_full((len(stocks), graphs.shape[1] + 1), -1)
     seat_of_stock[days, stocks] = torch.arange(stocks.shape[1], device=stocks.device)
     seat_of_stock[:, -1] = -1
-    seats = seat_of_stock[days[:, :, None], graphs[days, stocks]]
+    neighbors = graphs[days, stocks]
+    seats = seat_of_stock[days[:, :, None], neighbors]
     return seats.masked_fill(~listed[:, :, None], -1)

@@ -96,8 +96,10 @@ def split_frequencies(x: Tensor, count: int) -> Tensor:
     with torch.autocast(x.device.type, enabled=False):
         spectrum = torch.fft.rfft(x.float(), dim=1)  # (N, T // 2 + 1, F)
         size = spectrum.abs()
-        strongest = size.topk(min(count, size.shape[1]), dim=1).indices
-        kept = torch.zeros_like(size).scatter_(1, strongest, 1.0)
+        count = min(count, size.shape[1])
+        strongest = size.topk(count, dim=1).indices
+        kept = torch.zeros_like(size)
+        kept.scatter_(1, strongest, 1.0)
         main = torch.fft.irfft(spectrum * kept, n=x.shape[1], dim=1)
         return torch.cat([main, x - main], 2)
 
@@ -135,7 +137,9 @@ class TemporalBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return (N, T, W) from x (N, T, W)."""
-        heads = self.queries(x).unflatten(2, (3, self.heads, -1)).transpose(1, 3)
+        heads = self.queries(x)
+        heads = heads.unflatten(2, (3, self.heads, -1))
+        heads = heads.transpose(1, 3)
         query, key, value = heads.unbind(2)  # (N, H, T, C) each
         dropout = self.dropout if self.training else 0.0
         mixed = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
@@ -167,14 +171,15 @@ class Model(nn.Module):
         inputs = 2 * len(FEATURES) if settings.frequencies else len(FEATURES)
         self.first = nn.Linear(inputs, width)
         self.place = nn.Parameter(0.02 * torch.randn(settings.window, width))
-        heads = settings.heads
-        dropout = settings.dropout
-        temporal = [TemporalBlock(width, heads, dropout) for _ in range(settings.temporal_layers)]
-        graph = [GraphAttention(width, width // heads, heads) for _ in range(settings.graph_layers)]
-        joined = [GatedResidual(width, dropout) for _ in range(settings.graph_layers)]
-        self.temporal = nn.ModuleList(temporal)
-        self.graph = nn.ModuleList(graph)
-        self.joined = nn.ModuleList(joined)
+        self.temporal = nn.ModuleList()
+        for _ in range(settings.temporal_layers):
+            self.temporal.append(TemporalBlock(width, settings.heads, settings.dropout))
+        self.graph = nn.ModuleList()
+        for _ in range(settings.graph_layers):
+            self.graph.append(GraphAttention(width, width // settings.heads, settings.heads))
+        self.joined = nn.ModuleList()
+        for _ in range(settings.graph_layers):
+            self.joined.append(GatedResidual(width, settings.dropout))
         self.head = nn.Linear(width + len(FEATURES), 1)
 
     def blocks(self) -> list[nn.Module]:
@@ -185,7 +190,9 @@ class Model(nn.Module):
         """Return standardized predictions (B, K, 1); those of empty seats mean nothing."""
         features = batch["features"]  # (B, K, T, F)
         days, seats = features.shape[:2]
-        x = ((features - self.mean) / self.std).clamp(-10, 10).flatten(0, 1)  # (N, T, F)
+        x = (features - self.mean) / self.std
+        x = x.clamp(-10, 10)
+        x = x.flatten(0, 1)  # (N, T, F)
         last_day = x[:, -1]
 
         # Encode the window of each stock.
