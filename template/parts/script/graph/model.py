@@ -19,7 +19,8 @@ class SegmentAttention(torch.autograd.Function):
         peak.scatter_reduce_(0, target_of_head, scores, "amax")
 
         # Softmax over the edges into each node.
-        weights = (scores - peak.index_select(0, target)).exp_()
+        weights = scores - peak.index_select(0, target)
+        weights.exp_()
         totals = torch.zeros_like(peak).index_add_(0, target, weights)
         totals.clamp_(min=limits.tiny)
         weights /= totals.index_select(0, target)
@@ -35,11 +36,13 @@ class SegmentAttention(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:
         values, weights, source, target, out = ctx.saved_tensors
         arriving = gradient.index_select(0, target)  # (E, H, C)
-        to_scores = (values.index_select(0, source) * arriving).sum(2)
+        leaving = values.index_select(0, source)
+        to_scores = (leaving * arriving).sum(2)
         to_values = torch.zeros_like(values)
         to_values.index_add_(0, source, arriving.mul_(weights.unsqueeze(2)))
         mean = (gradient * out).sum(2)  # (N, H): the softmax's own term, Σ weight · derivative
-        to_scores.sub_(mean.index_select(0, target)).mul_(weights)
+        to_scores.sub_(mean.index_select(0, target))
+        to_scores.mul_(weights)
         return to_values, to_scores, None, None
 
 
@@ -71,10 +74,14 @@ class GraphAttention(nn.Module):
         values = values.unflatten(1, (self.heads, -1))  # (N, H, C)
         weights = self._score_weights(x.shape[1])
         scores = F.linear(x, weights)  # (N, 2H)
-        leaving, arriving = scores.float().split(self.heads, 1)
-        scores = leaving.index_select(0, source) + arriving.index_select(0, target)  # (E, H)
+        scores = scores.float()
+        leaving, arriving = scores.split(self.heads, 1)
+        leaving = leaving.index_select(0, source)
+        arriving = arriving.index_select(0, target)
+        scores = leaving + arriving  # (E, H)
         scores = F.leaky_relu(scores, SLOPE, inplace=True)
-        scores = scores.masked_fill(~present.unsqueeze(1), -torch.inf)
+        absent = ~present
+        scores = scores.masked_fill(absent.unsqueeze(1), -torch.inf)
         mixed = SegmentAttention.apply(values, scores, source, target)
         return mixed.flatten(1) + self.bias
 
@@ -209,7 +216,8 @@ class Model(nn.Module):
             change = F.elu(attend(x, edges, present))
             x = join(x, change)
         x = torch.cat([x, last_day], 1)
-        outputs = self.head(x).float()
+        outputs = self.head(x)
+        outputs = outputs.float()
         return outputs.view(days, seats, -1)
 
 
@@ -233,7 +241,8 @@ def compute_loss(model: Model, batch: dict) -> tuple[Tensor, Tensor, dict]:
     target = (batch["target"] - model.target_mean) / model.target_std  # (B, K, 1), NaN: unknown
     known = batch["listed"].unsqueeze(2) & target.isfinite()
     num_targets = known.sum(dtype=torch.float32)
-    errors = torch.where(known, model(batch) - target, 0.0)
+    errors = model(batch) - target
+    errors = torch.where(known, errors, 0.0)
     squared_error = errors.square().sum()
     metrics = {}
     if not model.training:
