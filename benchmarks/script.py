@@ -206,16 +206,16 @@ def measure_loader(rounds: int) -> list[dict[str, Any]]:
     return [{"columns": ["case", "s an epoch", "× of the chunk loader"], "rows": rows}]
 
 
-def many_stocks(train: Any) -> dict[str, Any]:
+def many_stocks(train: Any) -> list[Any]:
     """256 stocks, a market and their own moves."""
     random = np.random.default_rng(0)
     dates = np.datetime64("2020-01-01") + np.arange(DAYS)
     market = random.normal(0, 0.01, DAYS)
-    stocks = {}
-    for number in range(256):
+    stocks = []
+    for _ in range(256):
         close = 100 * np.exp(np.cumsum(market + random.normal(0, 0.01, DAYS)))
         prices = np.stack([close, close * 1.01, close * 0.99, close], axis=1)
-        stocks[f"S{number:03d}"] = train.Stock(dates, prices, close, 1e6 * close)
+        stocks.append(train.Stock(dates, prices, close, 1e6 * close))
     return stocks
 
 

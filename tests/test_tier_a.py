@@ -296,7 +296,7 @@ def test_parts_are_rendered_byte_for_byte_and_none_is_dead():
                     assert folder.name == "_common", part
                     continue
                 unused.discard(part)
-        assert set(text.splitlines()) <= {"", "# " + "-" * 77, "# Data", "# Model"}
+        assert set(text.splitlines()) <= {"", "# " + "-" * 77, "# Data", "# Model", "# Step"}
         assert set(tests.splitlines()) <= {""}
     assert unused == set()
 

@@ -15,7 +15,6 @@ import itertools
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
@@ -463,7 +462,7 @@ def script_settings(workload: str) -> list[Flag]:
     sys.modules[spec.name] = script  # dataclasses look it up
     spec.loader.exec_module(script)
     listed = []
-    for action in script.make_parser(asdict(script.Settings()))._actions[1:]:
+    for action in script.make_parser()._actions[1:]:
         meaning, _, default = action.help.partition(" (default: ")
         name = max(action.option_strings, key=lambda flag: flag.count("_"))
         listed.append(Flag(name, meaning.replace("%%", "%"), default.removesuffix(")")))

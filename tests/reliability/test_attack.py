@@ -154,7 +154,7 @@ MOMENTS = {
     },
     "script": {
         "start": ":configure",
-        "step": ":optimizer_step",
+        "step": ":Trainer.update",
         "evaluation": ":Trainer.evaluate",
         "save": ":save_checkpoint",
     },

@@ -12,27 +12,19 @@ def read_rows(path: Path) -> list[list[str]]:
     open_file: Any = gzip.open if path.suffix == ".gz" else open
     try:
         with open_file(path, "rt", encoding="utf-8-sig", newline="") as file:
-            rows = [[cell.strip() for cell in row] for row in csv.reader(file) if row]
-    except (EOFError, ValueError, csv.Error, zlib.error, gzip.BadGzipFile) as error:
+            rows = [row for row in csv.reader(file, skipinitialspace=True) if row]
+    except (OSError, EOFError, ValueError, csv.Error, zlib.error) as error:
         raise UserError(f"cannot read the file ({error}): {path}: check --data") from None
-    header = rows[0] if rows else []
-    for delimiter in ";\t|":
-        if len(header) == 1 and delimiter in header[0]:
-            raise UserError(
-                f"cells are separated by {delimiter!r}: {path}: separate them by commas"
-            )
-    if len(rows) < 2 or len(header) < 2:
-        raise UserError(f"no data: {path}: write a header with at least two columns, and rows")
-    if "" in header:
+    names = {*rows[0]} if rows else set()
+    if len(rows) < 2 or len(names) < 2 or "" in names:
         raise UserError(
-            f"column {header.index('') + 1} has no name: {path}, row 1: "
-            "give it a name; if it is a pandas index, export index=False"
+            f"no table: {path}: write rows after a header with at least two names, "
+            "separated by commas, and none of them empty, as a pandas index is"
         )
-    num_names = len({*header})
     for number, row in enumerate(rows, start=1):
-        if len(row) != num_names:
+        if len(row) != len(names):
             raise UserError(
-                f"{len(row)} cells for {num_names} different column names: "
+                f"{len(row)} cells for {len(names)} different column names: "
                 f"{path}, row {number}: fix it"
             )
     return rows

@@ -1,6 +1,5 @@
-if sys.platform == "win32":
-    import msvcrt
-else:
-    import fcntl
-
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def to_device(values: np.ndarray, device: torch.device = DEVICE) -> Tensor:
+    return torch.from_numpy(values).to(device, non_blocking=True)

@@ -14,7 +14,7 @@ train.main(sys.argv[1:])
 @pytest.fixture(autouse=True)
 def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.chdir(tmp_path)
-    for name in [*train.ENVIRONMENT, "USE_AMP"]:
+    for name in train.ENVIRONMENT:
         monkeypatch.delenv(name, raising=False)
     numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
     handlers = {number: signal.getsignal(number) for number in numbers}
@@ -32,7 +32,7 @@ def records() -> list[dict[str, Any]]:
     rows = []
     for line in (newest_run() / "metrics.jsonl").read_text().splitlines():
         record = json.loads(line)
-        for name in ("samples_per_second", "step_ms", "data_wait_percent", "remaining"):
+        for name in ("samples_per_second", "step_ms", "remaining"):
             record.pop(name, None)
         rows.append(record)
     return rows

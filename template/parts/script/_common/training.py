@@ -10,8 +10,7 @@ def collect_signals() -> list[int]:
         if signals:
             os._exit(128 + number)
         signals.append(number)
-        name = signal.Signals(number).name
-        print(f"{name}: saving after this step; press again to exit at once", file=sys.stderr)
+        print("saving after this step; press again to exit at once", file=sys.stderr)
 
     for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1"):
         number = getattr(signal, name, None)  # Windows has only two of them
@@ -32,27 +31,24 @@ def log(run: Path, record: dict) -> None:
     print(flush=True)
 
 
-def log_training(trainer: Trainer, run: Path, norm: Tensor, seconds: float, steps: int) -> None:
-    """Log the losses and the speed of the last steps, which took so many seconds."""
+def log_training(trainer: Trainer, run: Path, norm: Tensor, start_time: float, steps: int) -> None:
+    """Log the losses and the speed of the last steps, which began at the start time."""
     step = trainer.progress.step
+    loss = trainer.mean_loss()  # waits for the GPU
+    seconds = time.perf_counter() - start_time
     remaining = round(seconds / steps * (trainer.total_steps - step))
     record = {
         "step": step,
         "epoch": math.ceil(step / trainer.steps_per_epoch),
-        "loss": trainer.mean_loss(),
+        "loss": loss,
         "learning_rate": trainer.optimizer.param_groups[0]["lr"],
         "gradient_norm": norm.item(),
         "samples_per_second": trainer.step_size * steps / seconds,
         "step_ms": 1000 * seconds / steps,
-        "data_wait_percent": 100 * trainer.wait_seconds / seconds,
+        "peak_memory_gb": torch.cuda.max_memory_allocated() / 1e9,
         "remaining": f"{timedelta(seconds=remaining)}",
     }
-    if DEVICE.type == "cuda":
-        record["peak_memory_gb"] = torch.cuda.max_memory_allocated() / 1e9
     log(run, record)
-    trainer.progress.micro_batches.clear()
-    trainer.norms.clear()
-    trainer.wait_seconds = 0.0
 
 
 def train(trainer: Trainer, run: Path, signals: list[int]) -> None:
@@ -61,8 +57,6 @@ def train(trainer: Trainer, run: Path, signals: list[int]) -> None:
     progress = trainer.progress
     evaluate_every = settings.evaluate_every or trainer.steps_per_epoch
     save_every = settings.save_every or trainer.steps_per_epoch
-    if settings.freeze_garbage:
-        gc.freeze()
 
     steps = trainer.steps()
     logged_step = progress.step
@@ -76,9 +70,7 @@ def train(trainer: Trainer, run: Path, signals: list[int]) -> None:
         # Log, also some of the first steps, so that you see something soon.
         is_early = step in (1, 2, 5, 10, 20) and step < settings.log_every
         if is_last or is_early or step % settings.log_every == 0:
-            norm.item()  # waits for the GPU
-            seconds = time.perf_counter() - start_time
-            log_training(trainer, run, norm, seconds, step - logged_step)
+            log_training(trainer, run, norm, start_time, step - logged_step)
             logged_step = step
             start_time = time.perf_counter()
 
@@ -94,25 +86,18 @@ def train(trainer: Trainer, run: Path, signals: list[int]) -> None:
         # Save. A signal that comes later stops the run after the next step.
         is_over = is_last or bool(signals)
         if is_over or progress.best_step == step or step % save_every == 0:
-            trainer.check()
-            metrics_size = (run / "metrics.jsonl").stat().st_size
-            checkpoint = {**make_checkpoint(trainer), "metrics_size": metrics_size}
-            save_checkpoint(run / "checkpoints", checkpoint)
+            save_checkpoint(trainer, run)
         start_time += time.perf_counter() - pause_time
 
 
 def plot_curves(run: Path) -> None:
     """Draw the losses of metrics.jsonl."""
-    curves: dict[str, list] = {"train": [], "validation": []}
-    for line in (run / "metrics.jsonl").read_text().splitlines():
-        with suppress(ValueError, KeyError, TypeError, AttributeError):  # a damaged line
-            record = json.loads(line)
-            curves[record.get("split", "train")].append((record["step"], record["loss"]))
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     figure = Figure()
     axes = figure.subplots()
-    for split, points in curves.items():
-        if points:
-            axes.plot(*zip(*points, strict=True), label=f"{split} loss")
+    for split in ("train", "validation"):
+        points = [(r["step"], r["loss"]) for r in records if r.get("split", "train") == split]
+        axes.plot(*zip(*points, strict=True), label=f"{split} loss")
     axes.legend()
     figure.savefig(run / "curves.png")
 
@@ -123,17 +108,18 @@ def run_training(settings: Settings, run: Path) -> int:
     trainer = Trainer(settings)
     folder = run / "checkpoints"
     folder.mkdir(parents=True, exist_ok=True)
-    lock(run)
+    reserved = lock(run)
     start_or_resume(trainer, settings, run)
-    print_table(trainer.resolved, settings)
+    print_table(trainer.resolved)
     progress = trainer.progress
     print(f"{run}: {DEVICE}, step {progress.step} of {trainer.total_steps}")
     train(trainer, run, signals)
 
-    plot_curves(run)
     best = load_checkpoint(folder, f"step-{progress.best_step:08d}-*.pt")
     if best and progress.step >= trainer.total_steps and trainer.data.splits["test"]:
         trainer.model.load_state_dict(best["model"])
         metrics = trainer.evaluate("test")
         log(run, {"step": progress.best_step, "split": "test", **metrics})
+    plot_curves(run)
+    reserved.close()
     return 128 + signals[0] if signals else 0

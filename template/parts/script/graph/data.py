@@ -1,7 +1,6 @@
 PRICES = ["open", "high", "low", "close"]
 FEATURES = ["return", "range", "body", "size", "volume", "week", "month"]
 DAILY = {"return": 0, "range": 1, "volatility": 3}  # the feature with a target's daily value
-NAMES = {"adjclose": "adjusted", "adjustedclose": "adjusted"}
 GAPS = ["", "na", "NA", "nan", "NaN", "null", "NULL", "None"]
 STILL = 1e-9  # a smaller variance, as a fraction of the sum of squares, is rounding
 
@@ -15,74 +14,71 @@ class Stock(NamedTuple):
     volume: np.ndarray  # (n,) NaN where unknown
 
 
-def read_stocks(folder: str) -> dict[str, Stock]:
-    """Return the stocks in the CSV files of a folder, by the names of the files."""
-    path = find_file(folder, is_folder=True)
+def read_stocks(folder: str) -> list[Stock]:
+    """Return the stocks in the CSV files of a folder."""
+    path = Path(folder).expanduser()
     files = sorted(path.glob("*.csv")) + sorted(path.glob("*.csv.gz"))
     if not files:
         raise UserError(f"no .csv or .csv.gz file in the folder: {path}: check --data")
-    return {file.name.partition(".csv")[0]: read_stock(file) for file in files}
+    return [read_stock(file) for file in files]
 
 
 def read_stock(path: Path) -> Stock:
     header, *rows = read_rows(path)
     names = []
     for name in header:
-        plain = name.lower().replace(" ", "")
-        plain = plain.replace("_", "")
-        names.append(NAMES.get(plain, plain))
+        plain = re.sub("[ _]", "", name.lower())
+        names.append("adjusted" if plain.startswith("adj") else plain)
     for name in ["date", *PRICES, "volume"]:
-        if names.count(name) != 1:
-            raise UserError(f"not one column '{name}': {path}, row 1: write date, prices, volume")
-    table: dict[str, list] = {name: [] for name in names}
+        if name not in names:
+            raise UserError(f"no column '{name}': {path}, row 1: write date, prices, volume")
+    adjusted = "adjusted" if "adjusted" in names else "close"
+    dates = []
+    table = []
     for number, row in enumerate(rows, start=2):
+        cells = dict(zip(names, row, strict=True))
         try:
-            for name, cell in zip(names, row, strict=True):
-                if name == "date":
-                    table[name].append(np.datetime64(cell, "D"))
-                elif name in (*PRICES, "adjusted", "volume"):
-                    value = read_number(cell)
-                    if math.isnan(value) and cell not in GAPS:
-                        raise ValueError(f"'{cell}' is not a finite number")
-                    table[name].append(value)
+            dates.append(np.datetime64(cells["date"], "D"))
+            table.append([read_value(cells[name]) for name in [*PRICES, adjusted, "volume"]])
         except ValueError as error:
             raise UserError(f"{error}: {path}, row {number}: fix this row") from None
-    prices = np.array([table[name] for name in PRICES]).T
-    adjusted = np.array(table.get("adjusted", table["close"]))
-    dates = np.array(table["date"])
-    volume = np.array(table["volume"])
-    is_impossible = (prices <= 0).any() or (adjusted <= 0).any()
-    has_copies = len({*table["date"]}) < len(dates)
+    values = np.array(table)
+    is_impossible = (values[:, :5] <= 0).any()
+    has_copies = len({*dates}) < len(dates)
     if is_impossible or has_copies:
         raise UserError(f"a price of 0 or below, or a date twice: {path}: fix or remove the rows")
     # Days without a price are left out.
-    columns = np.column_stack([prices, adjusted])
-    is_missing = np.isnan(columns).any(axis=1)
     kept = np.argsort(dates)
-    kept = kept[~is_missing[kept]]
-    return Stock(dates[kept], prices[kept], adjusted[kept], volume[kept])
+    has_prices = np.isfinite(values[kept, :5]).all(axis=1)
+    kept = kept[has_prices]
+    values = values[kept]
+    return Stock(np.array(dates)[kept], values[:, :4], values[:, 4], values[:, 5])
 
 
-def synthesize() -> dict[str, Stock]:
+def read_value(cell: str) -> float:
+    """Return the number in a cell, NaN if there is none."""
+    value = read_number(cell)
+    if math.isnan(value) and cell not in GAPS:
+        raise ValueError(f"'{cell}' is not a finite number")
+    return value
+
+
+def synthesize() -> list[Stock]:
     """Return 32 synthetic stocks over 900 days, always the same: a market and its own moves."""
     random = np.random.default_rng(22)
     dates = np.datetime64("2020-01-01") + np.arange(900)
-    season = np.sin(np.arange(900) / 40)
-    calm = 0.01 * np.exp(0.5 * season)
+    calm = 0.01 * np.exp(np.sin(np.arange(900) / 40) / 2)
     market = random.standard_normal(900) * calm
-    stocks = {}
-    for number in range(32):
+    stocks = []
+    for _ in range(32):
         moves = 0.7 * market + random.standard_normal(900) * calm
         close = 100 * np.exp(np.cumsum(moves))
-        sizes = np.abs(random.standard_normal((2, 900)))
-        spread = np.exp(sizes * calm)
-        opening = close * np.exp(-moves / 2)
-        high = np.maximum(opening, close) * spread[0]
-        low = np.minimum(opening, close) / spread[1]
-        interest = random.standard_normal(900) / 4
-        volume = 1e6 * np.exp(interest + 20 * np.abs(moves))
+        opening = close / np.exp(moves)
+        spread = np.exp(np.abs(random.standard_normal(900)) * calm)
+        high = np.maximum(opening, close) * spread
+        low = np.minimum(opening, close) / spread
         prices = np.stack([opening, high, low, close], axis=1)
-        stocks[f"S{number:02d}"] = Stock(dates, prices, close, volume)
+        stocks.append(Stock(dates, prices, close, volume=1e6 * spread))
     return stocks
 
 
@@ -116,20 +112,17 @@ def target_of_days(features: np.ndarray, places: np.ndarray, settings: Settings)
     places: the days in the calendar (n,), so that a horizon across a missing day has no target.
     """
     since = places - places[0]
-    daily = np.full(since[-1] + 1, np.nan)
+    length = since[-1] + 1
+    daily = np.full(length + settings.horizon, np.nan)
     first = 0 if settings.target == "range" else 1  # a stock's first day has no return
     daily[since[first:]] = features[first:, DAILY[settings.target]]
-    total = np.zeros_like(daily)
-    for ahead in range(1, settings.horizon + 1):
-        coming = np.full_like(daily, np.nan)
-        coming[:-ahead] = daily[ahead:]
-        if settings.target == "volatility":
-            coming = coming**2
-        total = total + coming
     if settings.target == "volatility":
-        total = np.sqrt(total / settings.horizon)
-    elif settings.target == "range":
+        daily = daily**2
+    total: Any = sum(daily[ahead : ahead + length] for ahead in range(1, settings.horizon + 1))
+    if settings.target != "return":
         total = total / settings.horizon
+    if settings.target == "volatility":
+        total = np.sqrt(total)
     return total[since]
 
 
@@ -170,71 +163,58 @@ class Data:
 
     def __init__(self, settings: Settings):
         stocks = read_stocks(settings.data) if settings.data else synthesize()
-        for name in list(stocks):
-            if len(stocks[name].dates) < settings.window:
-                del stocks[name]
+        stocks = [stock for stock in stocks if len(stock.dates) >= settings.window]
         if len(stocks) < 2:
             raise UserError(f"{len(stocks)} stocks have --window {settings.window} days: add more")
         self.settings = settings
-        self.num_stocks = len(stocks)
-        self.num_neighbors = min(settings.neighbors, self.num_stocks - 1)
-        dates = [stock.dates for stock in stocks.values()]
-        calendar = np.unique(np.concatenate(dates))
-        self.make_timeline(stocks, calendar)
-        self.fill(stocks, calendar)
+        self.num_neighbors = min(settings.neighbors, len(stocks) - 1)
+        self.make_panel(stocks)
         self.make_splits()
         self.learn_scale()
 
-    def make_timeline(self, stocks: dict[str, Stock], calendar: np.ndarray) -> None:
-        """Find the days that are samples, and the graph of each."""
-        window = self.settings.window
-        listed = np.zeros(len(calendar), np.int64)  # number of stocks of each day
-        for stock in stocks.values():
-            places = np.searchsorted(calendar, stock.dates)
-            listed[places[window - 1 :]] += 1
-        self.days = np.flatnonzero(listed)
-        self.sample_of_day = np.cumsum(listed > 0) - 1
-        self.num_seats = int(listed.max())
-        # Periods count from 1970, so that they do not depend on the first day of the data.
-        days = calendar.astype("M8[D]").astype(np.int64)
-        period = days // self.settings.refresh
-        opens = np.flatnonzero(np.diff(period, prepend=period[0] - 1))
-        graphs = np.searchsorted(opens, self.days, "right") - 1
-        used, self.graph_of_sample = np.unique(graphs, return_inverse=True)
-        self.graph_days = opens[used]
-
-    def fill(self, stocks: dict[str, Stock], calendar: np.ndarray) -> None:
-        """Compute features and targets of all rows, the seats of each sample, and the returns."""
+    def make_panel(self, stocks: list[Stock]) -> None:
+        """Compute features and targets of all rows, and the returns by day and stock."""
         settings = self.settings
-        back = settings.correlation_days - 1
+        calendar = np.unique(np.concatenate([stock.dates for stock in stocks]))
+        days = []
         features = []
         targets = []
-        numbers = []
-        # `returns` starts with L − 1 empty rows, so that L rows from row d on end with day d.
-        shape = (back + len(calendar), self.num_stocks)
-        self.returns = np.full(shape, np.nan, np.float32)
-        shape = (len(self.days), self.num_seats)
-        self.seats = np.full(shape, -1)  # rows, −1 for an empty seat
-        num_taken = np.zeros(len(self.days), np.int64)
-        first_row = 0
-        for number, stock in enumerate(stocks.values()):
-            places = np.searchsorted(calendar, stock.dates)
-            described = describe_days(stock, settings.target)
-            features.append(described)
-            targets.append(target_of_days(described, places, settings))
-            numbers.append(np.full(len(places), number))
-            self.returns[back + places[1:], number] = described[1:, 0]
-            # The stock gets a seat on each day on which it has a whole window.
-            last_row = first_row + len(places)
-            rows = np.arange(first_row + settings.window - 1, last_row)
-            samples = self.sample_of_day[places[settings.window - 1 :]]
-            self.seats[samples, num_taken[samples]] = rows
-            num_taken[samples] += 1
-            first_row = last_row
-        self.features = np.concatenate(features).astype(np.float32)
+        for stock in stocks:
+            days.append(np.searchsorted(calendar, stock.dates))
+            features.append(describe_days(stock, settings.target))
+            targets.append(target_of_days(features[-1], days[-1], settings))
+        lengths = [len(stock.dates) for stock in stocks]
+        stock_of_row = np.repeat(np.arange(len(stocks)), lengths)
+        day_of_row = np.concatenate(days)
+        age_of_row = np.concatenate([np.arange(length) for length in lengths])
         targets_of_rows = np.concatenate(targets).astype(np.float32)
-        self.targets = targets_of_rows[:, None]
-        self.stock_of_row = np.concatenate(numbers)
+        self.arrays: dict[str, np.ndarray] = {
+            "features": np.concatenate(features).astype(np.float32),
+            "targets": targets_of_rows[:, None],
+            "stocks": stock_of_row,
+        }
+        self.arrays["seats"] = self.take_seats(day_of_row, age_of_row)
+
+        # `returns` starts with L − 1 empty rows, so that L rows from row d on end with day d.
+        back = settings.correlation_days - 1
+        self.returns = np.full((back + len(calendar), len(stocks)), np.nan, np.float32)
+        returns = np.where(age_of_row > 0, self.arrays["features"][:, 0], np.nan)
+        self.returns[back + day_of_row, stock_of_row] = returns
+        # Periods count from 1970, so that they do not depend on the first day of the data.
+        calendar_days = calendar.astype("M8[D]").astype(np.int64)
+        periods = calendar_days // settings.refresh
+        _, self.graph_days, graphs = np.unique(periods, return_index=True, return_inverse=True)
+        self.graph_of_sample = graphs[self.days]
+
+    def take_seats(self, day_of_row: np.ndarray, age_of_row: np.ndarray) -> np.ndarray:
+        """Return the rows (samples, K) of the stocks that have a whole window on a day, or −1."""
+        rows = np.flatnonzero(age_of_row >= self.settings.window - 1)
+        days = day_of_row[rows]
+        self.days, num_stocks = np.unique(days, return_counts=True)
+        is_taken = np.arange(num_stocks.max()) < num_stocks[:, None]
+        seats = np.full(is_taken.shape, -1)
+        seats[is_taken] = rows[np.argsort(days, kind="stable")]
+        return seats
 
     def make_splits(self) -> None:
         """Split the days, without those whose targets reach into the next split."""
@@ -253,19 +233,18 @@ class Data:
 
     def learn_scale(self) -> None:
         """Compute means and standard deviations of the training days."""
-        rows = self.seats[: len(self.splits["train"])]
+        rows = self.arrays["seats"][: len(self.splits["train"])]
         rows = rows[rows >= 0]
         self.scale = {}
-        for prefix, values in {"": self.features[rows], "target_": self.targets[rows]}.items():
-            values = values.astype(np.float64)
+        digest = hashlib.sha256()
+        for prefix, name in {"": "features", "target_": "targets"}.items():
+            digest.update(self.arrays[name].tobytes())
+            values = self.arrays[name][rows].astype(np.float64)
+            is_constant = np.nanmax(values, axis=0) == np.nanmin(values, axis=0)
+            std = np.where(is_constant, 1.0, np.nanstd(values, axis=0))
             mean = np.nanmean(values, axis=0)
-            std = np.nanstd(values, axis=0)
-            lowest = np.nanmin(values, axis=0)
-            std[np.nanmax(values, axis=0) == lowest] = 1.0  # a constant column
             self.scale[f"{prefix}mean"] = mean.tolist()
             self.scale[f"{prefix}std"] = std.tolist()
-        digest = hashlib.sha256(self.features.tobytes())
-        digest.update(self.targets.tobytes())
         self.facts = {"sha256": digest.hexdigest(), "scale": self.scale}
 
     def load_graphs(self) -> np.ndarray:
@@ -295,16 +274,11 @@ class Data:
 
     def prepare(self, settings: Settings) -> None:
         """Move the panel to the device, or keep it on the host."""
-        self.active = settings
+        self.settings = settings
         self.device = DEVICE if settings.resident else torch.device("cpu")
-        self.arrays = {
-            "features": to_device(self.features, self.device),
-            "targets": to_device(self.targets, self.device),
-            "seats": to_device(self.seats, self.device),
-            "stocks": to_device(self.stock_of_row, self.device),
-        }
         if settings.cached_graphs:
-            self.graphs = to_device(self.load_graphs(), self.device)
+            self.arrays["graphs"] = self.load_graphs()
+        self.panel = {name: to_device(array, self.device) for name, array in self.arrays.items()}
         _, batch = next(self.epoch(0, 0))
         is_known = batch["target"].isfinite()
         is_known &= batch["listed"].unsqueeze(2)
@@ -328,50 +302,45 @@ class Data:
             samples = self.splits[split].start + np.resize(chunk, size)
             is_real = to_device(np.arange(size) < len(chunk), self.device)
             batch = self.batch(samples, is_real)
-            if self.active.pin_memory:
+            if self.settings.pin_memory:
                 batch = {name: values.pin_memory() for name, values in batch.items()}
             batch = {name: x.to(DEVICE, non_blocking=True) for name, x in batch.items()}
             yield chunk, batch
 
     def batch(self, samples: np.ndarray, is_real: Tensor) -> dict[str, Tensor]:
         """Return `features` (B, K, T, F), `target` (B, K, 1), `listed` (B, K) and `neighbors`."""
-        arrays = self.arrays
-        rows = arrays["seats"][to_device(samples, self.device)]
+        panel = self.panel
+        rows = panel["seats"][to_device(samples, self.device)]
         listed = rows >= 0
         listed &= is_real[:, None]
         rows = rows.clamp(min=0)
-        days = torch.arange(1 - self.settings.window, 1, device=self.device)
-        rows_of_windows = rows[:, :, None] + days
-        rows_of_windows *= listed[:, :, None]
-        windows = arrays["features"][rows_of_windows]
-        stocks = arrays["stocks"][rows]
-        stocks = stocks.masked_fill(~listed, self.num_stocks)
+        ago = torch.arange(1 - self.settings.window, 1, device=self.device)
+        windows = panel["features"][rows[:, :, None] + ago]
         graphs = self.graph_of_sample[samples]
-        if self.active.cached_graphs:
-            of_days = self.graphs[to_device(graphs, self.device)]
+        if self.settings.cached_graphs:
+            of_days = panel["graphs"][to_device(graphs, self.device)]
         else:
             of_days = self.graphs_of(self.graph_days[graphs])
             of_days = of_days.to(self.device)
         return {
             "features": windows * listed[:, :, None, None],
-            "target": arrays["targets"][rows],
+            "target": panel["targets"][rows],
             "listed": listed,
-            "neighbors": self.as_seats(of_days, stocks),
+            "neighbors": as_seats(of_days, panel["stocks"][rows], listed),
         }
 
-    def as_seats(self, graphs: Tensor, stocks: Tensor) -> Tensor:
-        """Return the seats (B, K, k) of each stock's neighbors, −1 for those without one today."""
-        absent = self.num_stocks
-        seats = torch.arange(stocks.shape[1], device=stocks.device)
-        seat_of_stock = stocks.new_full((len(stocks), absent + 1), -1)
-        seat_of_stock.scatter_(1, stocks, seats.expand_as(stocks))
-        seat_of_stock[:, absent] = -1
-        count = graphs.shape[2]
-        nobody = graphs.new_full((len(graphs), 1, count), -1)
-        graphs = torch.cat([graphs, nobody], 1)
-        places = stocks.unsqueeze(2)
-        places = places.expand(-1, -1, count)
-        neighbors = graphs.gather(1, places)
-        neighbors = neighbors.masked_fill(neighbors < 0, absent)
-        of_all = seat_of_stock.gather(1, neighbors.flatten(1))
-        return of_all.view_as(neighbors)
+
+def as_seats(graphs: Tensor, stocks: Tensor, listed: Tensor) -> Tensor:
+    """Return the seats (B, K, k) of each stock's neighbors, −1 for those without one today.
+
+    graphs: the neighbors of each stock (B, S, k), −1 for none. stocks: those of the seats (B, K).
+    """
+    days = torch.arange(len(stocks), device=stocks.device)[:, None]
+    stocks = stocks.masked_fill(~listed, -1)
+    # The last column is for −1, which is no stock.
+    seat_of_stock = stocks.new_full((len(stocks), graphs.shape[1] + 1), -1)
+    seat_of_stock[days, stocks] = torch.arange(stocks.shape[1], device=stocks.device)
+    seat_of_stock[:, -1] = -1
+    neighbors = graphs[days, stocks]
+    seats = seat_of_stock[days[:, :, None], neighbors]
+    return seats.masked_fill(~listed[:, :, None], -1)

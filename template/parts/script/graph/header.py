@@ -14,8 +14,6 @@ In layers: N nodes, E edges, H heads, C units of a head, W units of the model.
 
 import argparse
 import csv
-import difflib
-import gc
 import gzip
 import hashlib
 import inspect
@@ -26,18 +24,17 @@ import os
 import random
 import re
 import signal
-import statistics
+import sqlite3
 import sys
 import time
 import zlib
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch

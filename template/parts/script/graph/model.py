@@ -19,7 +19,8 @@ class SegmentAttention(torch.autograd.Function):
         peak.scatter_reduce_(0, target_of_head, scores, "amax")
 
         # Softmax over the edges into each node.
-        weights = (scores - peak.index_select(0, target)).exp_()
+        weights = scores - peak.index_select(0, target)
+        weights.exp_()
         totals = torch.zeros_like(peak).index_add_(0, target, weights)
         totals.clamp_(min=limits.tiny)
         weights /= totals.index_select(0, target)
@@ -35,11 +36,13 @@ class SegmentAttention(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:
         values, weights, source, target, out = ctx.saved_tensors
         arriving = gradient.index_select(0, target)  # (E, H, C)
-        to_scores = (values.index_select(0, source) * arriving).sum(2)
+        leaving = values.index_select(0, source)
+        to_scores = (leaving * arriving).sum(2)
         to_values = torch.zeros_like(values)
         to_values.index_add_(0, source, arriving.mul_(weights.unsqueeze(2)))
         mean = (gradient * out).sum(2)  # (N, H): the softmax's own term, Σ weight · derivative
-        to_scores.sub_(mean.index_select(0, target)).mul_(weights)
+        to_scores.sub_(mean.index_select(0, target))
+        to_scores.mul_(weights)
         return to_values, to_scores, None, None
 
 
@@ -71,10 +74,14 @@ class GraphAttention(nn.Module):
         values = values.unflatten(1, (self.heads, -1))  # (N, H, C)
         weights = self._score_weights(x.shape[1])
         scores = F.linear(x, weights)  # (N, 2H)
-        leaving, arriving = scores.float().split(self.heads, 1)
-        scores = leaving.index_select(0, source) + arriving.index_select(0, target)  # (E, H)
+        scores = scores.float()
+        leaving, arriving = scores.split(self.heads, 1)
+        leaving = leaving.index_select(0, source)
+        arriving = arriving.index_select(0, target)
+        scores = leaving + arriving  # (E, H)
         scores = F.leaky_relu(scores, SLOPE, inplace=True)
-        scores = scores.masked_fill(~present.unsqueeze(1), -torch.inf)
+        absent = ~present
+        scores = scores.masked_fill(absent.unsqueeze(1), -torch.inf)
         mixed = SegmentAttention.apply(values, scores, source, target)
         return mixed.flatten(1) + self.bias
 
@@ -86,30 +93,22 @@ class GraphAttention(nn.Module):
         return torch.cat([leaving, arriving])
 
 
-class FrequencyNormalization(nn.Module):
-    """Splits each window into its strongest frequencies and a remainder (Ye et al. 2024).
+def split_frequencies(x: Tensor, count: int) -> Tensor:
+    """Split windows (N, T, F) into main part and remainder, (N, T, 2F) (Ye et al. 2024).
 
-    The strongest frequencies contain level and cycles, which drift. The remainder changes less from
-    year to year.
+    The main part is the strongest frequencies: level and cycles, which drift. The remainder changes
+    less from year to year.
     """
-
-    def __init__(self, count: int):
-        super().__init__()
-        self.count = count
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return main part and remainder, both (N, T, F) float32, of x (N, T, F)."""
-        # In half precision, the FFT does not support every T.
-        with torch.autocast(x.device.type, enabled=False):
-            spectrum = torch.fft.rfft(x.float(), dim=1)  # (N, T // 2 + 1, F)
-            size = spectrum.abs()
-            count = min(self.count, size.shape[1])
-            strongest = size.topk(count, dim=1).indices
-            kept = torch.zeros_like(size)
-            kept.scatter_(1, strongest, 1.0)
-            days = x.shape[1]
-            main = torch.fft.irfft(spectrum * kept, n=days, dim=1)
-            return main, x - main
+    # In half precision, the FFT does not support every T.
+    with torch.autocast(x.device.type, enabled=False):
+        spectrum = torch.fft.rfft(x.float(), dim=1)  # (N, T // 2 + 1, F)
+        size = spectrum.abs()
+        count = min(count, size.shape[1])
+        strongest = size.topk(count, dim=1).indices
+        kept = torch.zeros_like(size)
+        kept.scatter_(1, strongest, 1.0)
+        main = torch.fft.irfft(spectrum * kept, n=x.shape[1], dim=1)
+        return torch.cat([main, x - main], 2)
 
 
 class GatedResidual(nn.Module):
@@ -147,8 +146,8 @@ class TemporalBlock(nn.Module):
         """Return (N, T, W) from x (N, T, W)."""
         heads = self.queries(x)
         heads = heads.unflatten(2, (3, self.heads, -1))
-        heads = heads.permute(2, 0, 3, 1, 4)
-        query, key, value = heads.unbind()  # (N, H, T, C) each
+        heads = heads.transpose(1, 3)
+        query, key, value = heads.unbind(2)  # (N, H, T, C) each
         dropout = self.dropout if self.training else 0.0
         mixed = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
         mixed = mixed.transpose(1, 2).flatten(2)
@@ -175,11 +174,8 @@ class Model(nn.Module):
             raise UserError(f"{width} is no multiple of --heads {settings.heads}: --width: fix one")
         for name, values in data.scale.items():
             self.register_buffer(name, torch.tensor(values), persistent=False)
-        self.normalization: FrequencyNormalization | None = None
-        inputs = len(FEATURES)
-        if settings.frequencies:
-            self.normalization = FrequencyNormalization(settings.frequencies)
-            inputs = 2 * len(FEATURES)
+        self.frequencies = settings.frequencies
+        inputs = 2 * len(FEATURES) if settings.frequencies else len(FEATURES)
         self.first = nn.Linear(inputs, width)
         self.place = nn.Parameter(0.02 * torch.randn(settings.window, width))
         self.temporal = nn.ModuleList()
@@ -207,8 +203,8 @@ class Model(nn.Module):
         last_day = x[:, -1]
 
         # Encode the window of each stock.
-        if self.normalization is not None:
-            x = torch.cat(self.normalization(x), 2)  # (N, T, 2F)
+        if self.frequencies:
+            x = split_frequencies(x, self.frequencies)
         x = self.first(x) + self.place
         for block in self.temporal:
             x = block(x)
@@ -220,7 +216,8 @@ class Model(nn.Module):
             change = F.elu(attend(x, edges, present))
             x = join(x, change)
         x = torch.cat([x, last_day], 1)
-        outputs = self.head(x).float()
+        outputs = self.head(x)
+        outputs = outputs.float()
         return outputs.view(days, seats, -1)
 
 
@@ -244,7 +241,8 @@ def compute_loss(model: Model, batch: dict) -> tuple[Tensor, Tensor, dict]:
     target = (batch["target"] - model.target_mean) / model.target_std  # (B, K, 1), NaN: unknown
     known = batch["listed"].unsqueeze(2) & target.isfinite()
     num_targets = known.sum(dtype=torch.float32)
-    errors = torch.where(known, model(batch) - target, 0.0)
+    errors = model(batch) - target
+    errors = torch.where(known, errors, 0.0)
     squared_error = errors.square().sum()
     metrics = {}
     if not model.training:

@@ -1,8 +1,5 @@
-OPTIMIZATIONS["cached_graphs"] = "graphs are computed once and kept in a file, not in each batch"
-OPTIMIZATIONS["resident"] = "the panel stays on the device: no step waits for data"
 OFF["cached_graphs"] = False
 OFF["resident"] = False
-NO_LOADER = "a batch is one gather, without a DataLoader"
 DYNAMIC_SHAPES = False
 
 

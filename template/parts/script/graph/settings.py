@@ -26,5 +26,5 @@ class Settings(RunSettings):
     # optimizer
     batch_size: int = 8  # days in a micro-batch, each with all of its stocks
     # optimizations
-    cached_graphs: bool = True
-    resident: bool = True
+    cached_graphs: bool = True  # graphs are computed once and kept in a file, not in each batch
+    resident: bool = True  # the panel stays on the device: no step waits for data

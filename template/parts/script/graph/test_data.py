@@ -13,11 +13,11 @@ def test_no_day_sees_what_comes_after_it(monkeypatch: pytest.MonkeyPatch) -> Non
     count = len(before.splits["train"])
     last_day = before.days[count - 1] + 1  # its target is the day after it
     stocks = train.synthesize()
-    for name, stock in stocks.items():
+    for number, stock in enumerate(stocks):
         later = np.arange(len(stock.dates)) > last_day
         prices = np.where(later[:, None], 7 * stock.prices, stock.prices)
         adjusted = np.where(later, 7 * stock.adjusted, stock.adjusted)
-        stocks[name] = stock._replace(prices=prices, adjusted=adjusted)
+        stocks[number] = stock._replace(prices=prices, adjusted=adjusted)
     monkeypatch.setattr(train, "synthesize", lambda: stocks)
     after = make_data()
     assert after.scale == before.scale
@@ -60,7 +60,7 @@ def test_wrong_data_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     wrong = {
         "--width 9": "is no multiple of --heads 4",
         "--data .": "no .csv or .csv.gz file in the folder",
-        "--data column": "not one column 'volume'",
+        "--data column": "no column 'volume'",
         "--data date": "A.csv, row 2",
         "--data price": "a price of 0 or below",
         "--data few": "have --window 20 days: add more",

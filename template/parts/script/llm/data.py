@@ -5,74 +5,67 @@ IGNORE = -100  # a target that does not count, by default of cross_entropy
 
 def tokenize(path: Path) -> np.ndarray:
     """Return a token for each byte of a file, then END."""
-    content = np.frombuffer(path.read_bytes(), np.uint8)
-    return np.append(content.astype(np.int16), np.int16(END))
+    return np.append(np.frombuffer(path.read_bytes(), np.uint8), np.int16(END))
 
 
-def read_standard_library() -> list[np.ndarray]:
-    """Return the tokens of each split: 12 MB of Python's modules, in a fixed random order."""
+def read_standard_library() -> tuple[np.ndarray, list[int]]:
+    """Return the tokens of 12 MB of Python's modules, in a fixed order, and where splits end."""
     root = Path(sysconfig.get_path("stdlib"))
     left_out = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
-    paths = sorted(root.rglob("*.py"))
-    paths = [path for path in paths if not left_out & set(path.relative_to(root).parts)]
+    paths = []
+    for path in sorted(root.rglob("*.py")):
+        if left_out.isdisjoint(path.relative_to(root).parts):
+            paths.append(path)
     random.Random(0).shuffle(paths)
     sizes = np.cumsum([path.stat().st_size for path in paths])
     texts = [tokenize(path) for path in paths[: np.searchsorted(sizes, 12e6) + 1]]
     ends = np.cumsum([len(text) for text in texts])
     held_out = len(texts) // 20
-    return np.split(np.concatenate(texts), ends[[-1 - 2 * held_out, -1 - held_out]])
+    return np.concatenate(texts), ends[[-1 - 2 * held_out, -1 - held_out, -1]].tolist()
 
 
 class Data:
-    """The blocks of each split.
+    """The text, and the tokens at which each split begins and ends.
 
-    Block n has the tokens from n * block_size on, and one more for the last target. So each token
-    of a split except the first is a target once. The last block of a split may be shorter.
+    Block n of a split has its tokens from n * block_size on, and one more for the last target. So
+    each token of a split except the first is a target once. The last block may be shorter.
     Validation and test are the last two twentieths of the text.
     """
 
     def __init__(self, settings: Settings):
         if settings.data:
             # Mapped, so that the text may be larger than memory. END follows its last byte.
-            path = find_file(settings.data)
+            path = Path(settings.data).expanduser()
             if not path.stat().st_size:
                 raise UserError(f"no data: {path}: check --data")
-            text = np.memmap(path, np.uint8, mode="c")
-            held_out = round((len(text) + 1) * 0.05)
-            texts = np.split(text, [len(text) + 1 - 2 * held_out, len(text) + 1 - held_out])
+            text: Any = np.memmap(path, np.uint8, mode="c")
+            count = len(text) + 1
+            held_out = round(count * 0.05)
+            ends = [count - 2 * held_out, count - held_out, count]
         else:
-            texts = read_standard_library()
+            text, ends = read_standard_library()
         self.seed = settings.seed
         self.size = settings.block_size
         self.batch_size = settings.batch_size
         self.batch_targets = settings.batch_size * settings.block_size
-        digest = hashlib.sha256()
-        self.texts: dict[str, Tensor] = {}
-        self.last_blocks: dict[str, Tensor] = {}  # (T + 1,), padded
+        self.text = torch.from_numpy(text)
+        self.facts = {"sha256": hashlib.sha256(text).hexdigest()}
+        self.spans = {}
         self.splits = {}
-        for name, text in zip(["train", "validation", "test"], texts, strict=True):
-            if len(text) <= self.size:
-                raise UserError(f"{name} has {len(text)} tokens: --block_size: use a smaller one")
-            digest.update(text)
-            self.texts[name] = torch.from_numpy(text)
-            num_whole = (len(text) - 1) // self.size
-            last = text[num_whole * self.size :].astype(np.int64)
-            if settings.data and name == "test":
-                last = np.append(last, END)
-            self.splits[name] = range(num_whole + (len(last) > 1))
-            padding = (0, self.size + 1 - len(last))
-            self.last_blocks[name] = torch.from_numpy(np.pad(last, padding, constant_values=IGNORE))
-        self.facts = {"sha256": digest.hexdigest()}
+        first = 0
+        for name, end in zip(["train", "validation", "test"], ends, strict=True):
+            count = end - first
+            if count <= self.size:
+                raise UserError(f"{name} has {count} tokens: --block_size: use a smaller one")
+            self.spans[name] = (first, end)
+            self.splits[name] = range(math.ceil((count - 1) / self.size))
+            first = end
 
     def prepare(self, settings: Settings) -> None:
         """Move the text to the device, or leave it in the file."""
         self.pin_memory = settings.pin_memory
-        self.blocks = {}
-        for name, text in self.texts.items():
-            device = DEVICE if settings.resident else text.device
-            # A view (number, token).
-            self.blocks[name] = text.to(device).unfold(0, self.size + 1, self.size)
-            self.last_blocks[name] = self.last_blocks[name].to(device)
+        if settings.resident:
+            self.text = self.text.to(DEVICE)
 
     def epoch(self, epoch: int, first_batch: int) -> Iterator:
         """Return the training batches of an epoch, in an order of its own, from a number on."""
@@ -87,15 +80,18 @@ class Data:
 
         Padding keeps the shape of an incomplete batch, so that nothing is compiled twice.
         """
-        whole = self.blocks[split]
+        begin, end = self.spans[split]
+        text = self.text
+        inside = torch.arange(self.size + 1, device=text.device)
         for first in range(0, len(numbers), self.batch_size):
             chunk = numbers[first : first + self.batch_size]
-            places = to_device(np.resize(chunk, self.batch_size), whole.device)
-            blocks = whole[places.clamp(max=len(whole) - 1)].long()
-            is_last = (places == len(whole))[:, None]
-            blocks = torch.where(is_last, self.last_blocks[split], blocks)
+            starts = begin + np.resize(chunk, self.batch_size) * self.size
+            places = to_device(starts, text.device)[:, None] + inside
+            blocks = text[places.clamp(max=len(text) - 1)].long()
+            blocks[places == len(text)] = END
+            blocks[places >= end] = IGNORE
+            blocks[len(chunk) :] = IGNORE
             if self.pin_memory:
                 blocks = blocks.pin_memory()
             blocks = blocks.to(DEVICE, non_blocking=True)
-            blocks[len(chunk) :] = IGNORE
             yield chunk, (blocks[:, :-1].clamp(min=0), blocks[:, 1:])

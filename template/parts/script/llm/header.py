@@ -12,8 +12,6 @@ Shapes: B blocks in a batch, T tokens, C width, H heads, D = C / H, V padded voc
 """
 
 import argparse
-import difflib
-import gc
 import hashlib
 import inspect
 import io
@@ -23,18 +21,17 @@ import os
 import random
 import re
 import signal
-import statistics
+import sqlite3
 import sys
 import sysconfig
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch

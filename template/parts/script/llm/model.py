@@ -66,6 +66,13 @@ class Model(nn.Module):
             # Two residual branches per block add up along the depth: see GPT-2, section 2.3.
             if name.endswith("out.weight"):
                 nn.init.normal_(weight, std=0.02 / math.sqrt(2 * settings.layers))
+        if settings.init_from:
+            try:
+                checkpoint = load_checkpoint(Path(settings.init_from, "checkpoints"))
+                self.load_state_dict(checkpoint["model"])
+            except (KeyError, RuntimeError):
+                name = settings.init_from
+                raise UserError(f"no weights of this model: {name}: check --init_from") from None
 
     def blocks(self) -> list[nn.Module]:
         """Return the modules to compile and to checkpoint."""

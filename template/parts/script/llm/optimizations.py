@@ -1,6 +1,4 @@
-OPTIMIZATIONS["resident"] = "the text stays on the device; off: it is read from the mapped file"
 OFF["resident"] = False
-NO_LOADER = "a batch is one gather, without a DataLoader"
 DYNAMIC_SHAPES = False
 
 

@@ -1,4 +1,5 @@
 AT_LEAST_ONE += ["block_size", "layers", "heads", "width"]
+CHOICES["schedule"] = ["cosine", "onecycle"]
 
 
 @dataclass
@@ -13,7 +14,15 @@ class Settings(RunSettings):
     heads: int = 4  # number of attention heads of a block
     width: int = 128  # size of the vector of a token
     dropout: float = 0.0  # fraction of activations to drop; use 0.1 to 0.2 for many epochs
+    init_from: str = ""  # folder of a run whose last weights the model starts from
+    phase: int = 0  # number of the phases of PHASES that are done or skipped
     # optimizer
     batch_size: int = 32  # blocks in a micro-batch; a larger one fills a GPU better
+    schedule: str = "cosine"  # cosine after a linear warm-up, or onecycle
     # optimization
-    resident: bool = True
+    resident: bool = True  # the text stays on the device; off: it is read from the mapped file
+
+
+# Further phases of a run: the settings that change in each. A phase has a new optimizer and a new
+# schedule, and starts from the last weights of the one before.
+PHASES: list[dict] = []  # such as [{"max_steps": 500, "block_size": 512, "batch_size": 8}]

@@ -32,7 +32,7 @@ def test_splits_have_all_of_the_text_and_share_none() -> None:
     data = make_data()
     seen = []
     for split, blocks in data.splits.items():
-        seen.append(data.blocks[split][0, 0].item())
+        seen.append(data.text[data.spans[split][0]].item())
         for _, (_, targets) in data.batches(split, np.array(blocks)):
             seen += targets[targets != train.IGNORE].tolist()
     assert seen == train.tokenize(HERE / "train.py").tolist()

@@ -14,8 +14,6 @@ Shapes: B pairs in a batch, S source and T target tokens, C width, H heads, V pa
 
 import argparse
 import ast
-import difflib
-import gc
 import hashlib
 import inspect
 import io
@@ -25,18 +23,17 @@ import os
 import random
 import re
 import signal
-import statistics
+import sqlite3
 import sys
 import sysconfig
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -52,4 +49,3 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 from transformers.masking_utils import eager_mask
-from transformers.models.t5.modeling_t5 import T5Block

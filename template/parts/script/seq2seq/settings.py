@@ -1,5 +1,6 @@
 AT_LEAST_ONE += ["max_source", "max_target", "layers", "heads", "width", "head_width", "hidden"]
 CHOICES["feed_forward"] = ["relu", "gated-gelu"]
+CHOICES["optimizer"] = ["adamw", "adafactor"]
 
 
 @dataclass
@@ -22,6 +23,7 @@ class Settings(RunSettings):
     feed_forward: str = "relu"  # relu, or gated-gelu as in T5 v1.1
     dropout: float = 0.1  # fraction of the activations that dropout zeroes
     # optimizer
+    optimizer: str = "adamw"  # adamw, or adafactor, which needs less memory and more time
     batch_size: int = 16  # pairs in a micro-batch; a larger one fills a GPU better
     # optimization
-    resident: bool = True
+    resident: bool = True  # all tokens stay on the device: no step waits for data

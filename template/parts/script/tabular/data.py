@@ -1,6 +1,6 @@
 def read_table(settings: Settings) -> dict[str, np.ndarray]:
     """Return each column by name: text if --category names it or most cells are, else float32."""
-    header, *rows = read_rows(find_file(settings.data))
+    header, *rows = read_rows(Path(settings.data).expanduser())
     categories = [name.strip() for name in settings.category.split(",") if name]
     for name in categories:
         if name not in header:
@@ -12,12 +12,10 @@ def read_table(settings: Settings) -> dict[str, np.ndarray]:
         numbers = [read_number(cell) for cell in cells]
         is_category = name in categories or np.isnan(numbers).mean() > 0.5
         for row, cell in enumerate(cells):
-            is_missing = cell in ("", "NA", "nan", "NaN")
-            if is_missing or (np.isnan(numbers[row]) and not is_category):
-                remedy = "fill it, or remove the row" if is_missing else "fix it, or use --category"
+            if not cell or (np.isnan(numbers[row]) and not is_category):
                 raise UserError(
                     f"cannot read '{cell}': {settings.data}, row {row + 2}, column '{name}': "
-                    f"{remedy}"
+                    "fix it, remove the row, or use --category"
                 )
         table[name] = np.array(cells) if is_category else np.array(numbers, np.float32)
     return table
@@ -28,7 +26,7 @@ def synthesize() -> dict[str, np.ndarray]:
     numbers = np.random.default_rng(20).standard_normal((4, 20_000))
     rain, sun, soil, noise = numbers.astype(np.float32)
     soil = soil.round()
-    harvest = 50 + 10 * (np.sin(2 * rain) + rain * sun + soil) + 3 * noise
+    harvest = np.sin(2 * rain) + rain * sun + soil + 0.3 * noise
     return {"rain": rain, "sun": sun, "soil": soil.astype(str), "harvest": harvest}
 
 
@@ -93,7 +91,7 @@ class Data:
         columns = {}
         for name, column in table.items():
             prepare = standardize if column.dtype == np.float32 else encode
-            columns[name], self.facts[name] = prepare(column[shuffle], len(self.splits["train"]))
+            columns[name], self.facts[name] = prepare(column[shuffle], first)
         self.arrays = {"target": self.check_target(columns.pop(target), target, settings.task)}
         self.stack_features(columns)
         content = b"".join(values.tobytes() for values in self.arrays.values())

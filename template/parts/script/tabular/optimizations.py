@@ -1,8 +1,5 @@
-OPTIMIZATIONS["num_workers"] = "processes that read ahead; use them if a sample takes work to load"
-OPTIMIZATIONS["persistent_workers"] = "workers stay alive between epochs"
 OFF["num_workers"] = 0
 OFF["persistent_workers"] = False
-NO_LOADER = ""  # each variable of a DataLoader has an effect
 DYNAMIC_SHAPES = False
 
 

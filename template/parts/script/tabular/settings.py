@@ -20,7 +20,7 @@ class Settings(RunSettings):
     # optimizer
     batch_size: int = 32  # rows in a micro-batch; 1024 fills a GPU, with a higher learning rate
     # optimizations
-    num_workers: int = 0
+    num_workers: int = 0  # processes that read ahead; use them if a sample takes work to load
     allow_unsafe_dataloader: bool = True  # 0: no worker processes
     prefetch_factor: int = 2  # batches that each worker reads ahead
-    persistent_workers: bool = True
+    persistent_workers: bool = True  # workers stay alive between epochs

@@ -15,9 +15,8 @@ def test_training_knows_nothing_of_the_other_rows(monkeypatch: pytest.MonkeyPatc
     changed = make_data()
     for name in table:
         assert true.facts[name] == changed.facts[name]
-    rows = np.array(true.splits["train"])
     for (_, before), (_, after) in zip(
-        true.batches("train", rows), changed.batches("train", rows), strict=True
+        true.split_batches("train"), changed.split_batches("train"), strict=True
     ):
         assert all(torch.equal(before[name], after[name]) for name in before)
 
@@ -40,20 +39,3 @@ def test_classes_are_learned_and_new_categories_are_unknown() -> None:
     flags = ["--data", "table.csv", "--task", "classification", "--max_steps", "150"]
     assert train.main([*flags, "--dropout", "0", "--learning_rate", "0.01"]) == 0
     assert records()[-1]["accuracy"] > 0.95
-
-
-def test_wrong_data_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("gap.csv").write_text("a,b\n1,1\n2,\n")
-    Path("twice.csv").write_text("a,a,b\n1,1,1\n")
-    Path("mark.csv").write_text("a,b\n?,1\n2,2\n")
-    Path("underscore.csv").write_text("a,b\n1_2,1\n2,2\n")
-    wrong = {
-        "--data gap.csv": "cannot read '': gap.csv, row 3, column 'b'",
-        "--data twice.csv": "3 cells for 2 different column names: twice.csv, row 1",
-        "--data mark.csv": "cannot read '?': mark.csv, row 2, column 'a'",
-        "--data underscore.csv": "cannot read '1_2'",
-        "--data mark.csv --category a,c": "no column 'c': --category: use a, b",
-        "--split 0.6,0.2,0.1": "fractions that add up to 1",
-    }
-    for arguments, reason in wrong.items():
-        assert reason in error_of(arguments, capsys)

@@ -21,12 +21,10 @@ def read_csv(path: Path) -> tuple[list[str], np.ndarray]:
 
 def synthesize() -> tuple[list[str], np.ndarray]:
     """Return 20,000 synthetic hours of two columns, always the same: daily cycles and noise."""
-    day = 2 * np.pi / 24 * np.arange(20_000)
+    days = np.arange(20_000)[:, None] / 24
     noise = np.random.default_rng(22).standard_normal((20_000, 2))
-    load = 50 + 8 * np.sin(day) + 4 * np.sin(day / 7)
-    price = 30 + 9 * np.sin(2 * day)
-    values = np.stack([load, price], axis=1) + noise
-    return ["load", "price"], values.astype(np.float32)
+    cycles = np.sin(2 * np.pi * days * [1, 2]) + np.sin(2 * np.pi * days / 7)
+    return ["load", "price"], (50 + 8 * cycles + noise).astype(np.float32)
 
 
 def standardize(values: np.ndarray, num_train: int) -> tuple[np.ndarray, dict]:
@@ -48,7 +46,8 @@ class Data:
     """
 
     def __init__(self, settings: Settings):
-        names, values = read_csv(find_file(settings.data)) if settings.data else synthesize()
+        path = Path(settings.data).expanduser()
+        names, values = read_csv(path) if settings.data else synthesize()
         targets = settings.targets.split(",") if settings.targets else names
         for name in targets:
             if name.strip() not in names:
@@ -70,7 +69,6 @@ class Data:
         self.series = torch.from_numpy(series)
         self.seed = settings.seed
         self.history = settings.history
-        self.horizon = settings.horizon
         self.batch_size = settings.batch_size
         self.batch_targets = settings.batch_size * settings.horizon * len(targets)
 
@@ -80,7 +78,8 @@ class Data:
         if settings.resident:
             self.series = self.series.to(DEVICE)
         # All windows are one view (number, row, column).
-        self.windows = self.series.unfold(0, self.history + self.horizon, 1).transpose(1, 2)
+        length = self.history + settings.horizon
+        self.windows = self.series.unfold(0, length, 1).transpose(1, 2)
         # With a list, each step would wait for the GPU.
         self.targets = torch.tensor(self.columns, device=DEVICE)
 

@@ -13,8 +13,6 @@ Shapes: B windows in a batch, T rows of history, H rows of horizon, C columns, G
 
 import argparse
 import csv
-import difflib
-import gc
 import gzip
 import hashlib
 import inspect
@@ -25,18 +23,17 @@ import os
 import random
 import re
 import signal
-import statistics
+import sqlite3
 import sys
 import time
 import zlib
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch

@@ -16,4 +16,4 @@ class Settings(RunSettings):
     depth: int = 1  # number of layers of the LSTM
     dropout: float = 0.2  # fraction of hidden units that dropout zeroes before the last layer
     # optimization
-    resident: bool = True
+    resident: bool = True  # the series stays on the device: no step waits for data

@@ -1,19 +1,19 @@
-def epoch_blocks(count: int, block: int, seed: list[int] | None) -> list[np.ndarray]:
-    """Return the numbers of all samples, block by block; a block is one long read of the file.
-
-    With a seed, the blocks and the samples of each block are in random order.
-    """
-    numbers = np.arange(math.ceil(count / block))
-    if seed is not None:
-        numbers = np.random.RandomState(seed).permutation(len(numbers))
-    blocks = []
-    for number in numbers.tolist():
-        first = number * block
-        inside = np.arange(min(block, count - first))
-        if seed is not None:
-            inside = np.random.RandomState([*seed, number]).permutation(len(inside))
-        blocks.append(first + inside)
-    return blocks
+def open_windows(path: str | Path) -> list[h5py.Dataset]:
+    """Return `features` (N, T, F) and `targets` (N, H) of an HDF5 file."""
+    try:
+        file = h5py.File(path)
+        datasets = [file["features"], file["targets"]]
+        features, targets = [dataset.shape for dataset in datasets]
+        kinds = {dataset.dtype.kind for dataset in datasets}
+    except (OSError, KeyError, AttributeError) as error:
+        raise UserError(f"cannot read the file ({error}): {path}: check --data") from None
+    has_axes = (len(features), len(targets)) == (3, 2) and 0 not in features + targets
+    if not has_axes or features[0] != targets[0] or kinds != {"f"}:
+        raise UserError(
+            f"wrong features {features} or targets {targets}: {path}: "
+            "write floats of the shapes (N, T, F) and (N, H)"
+        )
+    return datasets
 
 
 class ChunkDataLoader:
@@ -42,8 +42,8 @@ class ChunkDataLoader:
         resident: bool = True,
         pin_memory: bool = False,
     ):
-        file = h5py.File(hdf5_path)
-        self.datasets = [file["features"], file["targets"]]
+        self.path = str(hdf5_path)
+        self.datasets = open_windows(hdf5_path)
         self.rows = rows or range(len(self.datasets[0]))
         self.batch_size = batch_size
         self.device = device
@@ -54,173 +54,151 @@ class ChunkDataLoader:
         self.pin_memory = pin_memory
         row_bytes = sum(dataset.nbytes // len(dataset) for dataset in self.datasets)
         chunk_rows = int(chunk_size_gb * 1e9 / row_bytes)
-        self.chunk_blocks = max(chunk_rows // shuffle_block, 1)
         self.is_resident = resident and len(self.rows) <= chunk_rows
-        self.resident_rows: list[Tensor] = []
+        self.resident_chunk: list[Tensor] = []
+        # A chunk has whole batches, and nearly whole blocks.
+        block_rows = max(chunk_rows // shuffle_block, 1) * shuffle_block
+        self.chunk_rows = math.ceil(block_rows / batch_size) * batch_size
 
     def batches(self, epoch: int = 0, start: int = 0) -> Iterator[tuple]:
         """Yield the batches of an epoch from number `start` on, to resume at any position."""
-        seed = [self.seed, epoch] if self.shuffle else None
-        blocks = epoch_blocks(len(self.rows), self.shuffle_block, seed)
-        ends = np.cumsum([len(block) for block in blocks])
-        first_block = int(np.searchsorted(ends, start * self.batch_size, side="right"))
-        blocks = blocks[first_block:]
-        if not blocks:
-            return
-        blocks[0] = blocks[0][start * self.batch_size - ends[first_block] :]
+        for numbers, places, chunk in self.chunks(self.order(epoch, start)):
+            for first in range(0, len(numbers), self.batch_size):
+                batch = slice(first, first + self.batch_size)
+                yield numbers[batch], [part[places[batch]].float() for part in chunk]
 
-        kept: list[tuple] = []  # parts of a batch, which the next chunk may complete
-        num_kept = 0
-        for numbers, places, chunk in self.chunks(blocks):
-            begin = 0
-            while begin < len(numbers):
-                end = min(begin + self.batch_size - num_kept, len(numbers))
-                rows = [part[places[begin:end]].float() for part in chunk]
-                kept.append((numbers[begin:end], rows))
-                num_kept += end - begin
-                begin = end
-                if num_kept == self.batch_size:
-                    yield join(kept)
-                    kept.clear()
-                    num_kept = 0
-        if kept and not self.drop_last:
-            yield join(kept)
+    def order(self, epoch: int, start: int) -> np.ndarray:
+        """Return the numbers of the samples of an epoch from a batch on.
 
-    def chunks(self, blocks: list[np.ndarray]) -> Iterator[tuple]:
+        If shuffled, blocks and the samples of each block are in random order. A block is one long
+        read of the file.
+        """
+        order = np.arange(len(self.rows))
+        if self.shuffle:
+            blocks = np.split(order, range(self.shuffle_block, len(order), self.shuffle_block))
+            shuffled = []
+            for number in np.random.RandomState([self.seed, epoch]).permutation(len(blocks)):
+                inside = np.random.RandomState([self.seed, epoch, number])
+                shuffled.append(inside.permutation(blocks[number]))
+            order = np.concatenate(shuffled)
+        if self.drop_last:
+            order = order[: len(order) // self.batch_size * self.batch_size]
+        return order[start * self.batch_size :]
+
+    def chunks(self, order: np.ndarray) -> Iterator[tuple]:
         """Yield numbers of samples, their places in a chunk, and the chunk's tensors."""
         if self.is_resident:
-            if not self.resident_rows:
-                everything = [np.arange(len(self.rows))]
-                rows = self.read(everything, self.make_buffers(len(self.rows)))
-                self.resident_rows = [part.to(self.device) for part in rows]
-            numbers = np.concatenate(blocks)
-            yield numbers, to_device(numbers, self.device), self.resident_rows
+            if not self.resident_chunk:
+                _, chunk = self.read(np.arange(len(self.rows)))
+                self.resident_chunk = [part.to(self.device) for part in chunk]
+            yield order, to_device(order, self.device), self.resident_chunk
             return
 
-        size = self.chunk_blocks
-        plan = [blocks[first : first + size] for first in range(0, len(blocks), size)]
-        buffers = [self.make_buffers(size * self.shuffle_block) for _ in plan[:2]]
+        plan = np.split(order, range(self.chunk_rows, len(order), self.chunk_rows))
         with ThreadPoolExecutor(1) as thread:
-            reading = thread.submit(self.read, plan[0], buffers[0])
-            for index, chunk_blocks in enumerate(plan):
-                # On a GPU, this waits for the copy, so that the buffer can be filled again.
-                chunk = [part.to(self.device, copy=True) for part in reading.result()]
-                if index + 1 < len(plan):
-                    reading = thread.submit(self.read, plan[index + 1], buffers[(index + 1) % 2])
-                places = []
-                offset = 0
-                for block in chunk_blocks:
-                    places.append(offset + block - block.min())
-                    offset += int(np.ptp(block)) + 1
-                numbers = np.concatenate(chunk_blocks)
-                yield numbers, to_device(np.concatenate(places), self.device), chunk
+            reading = thread.submit(self.read, plan[0])
+            for index, numbers in enumerate(plan, start=1):
+                places, chunk = reading.result()
+                if index < len(plan):
+                    reading = thread.submit(self.read, plan[index])
+                chunk = [part.to(self.device, non_blocking=True) for part in chunk]
+                yield numbers, to_device(places, self.device), chunk
 
-    def make_buffers(self, num_rows: int) -> list[Tensor]:
-        """Return host memory for a chunk, in the dtypes of the file."""
-        buffers = []
+    def read(self, numbers: np.ndarray) -> tuple[np.ndarray, list[Tensor]]:
+        """Read the blocks of some samples; return the places of the samples in them, and the rows.
+
+        The rows keep the dtype of the file until they are on the device.
+        """
+        size = self.shuffle_block
+        blocks, places = np.unique(numbers // size, return_inverse=True)
+        spans = [self.rows[block * size : (block + 1) * size] for block in blocks.tolist()]
+        parts = []
         for dataset in self.datasets:
-            shape = (num_rows, *dataset.shape[1:])
-            buffer = torch.from_numpy(np.empty(shape, dataset.dtype.newbyteorder("=")))
-            buffers.append(buffer.pin_memory() if self.pin_memory else buffer)
-        return buffers
-
-    def read(self, blocks: list[np.ndarray], buffers: list[Tensor]) -> list[Tensor]:
-        """Read the rows of each block, which are consecutive in the file, into the buffers."""
-        place = 0
-        for block in blocks:
-            first = self.rows[block.min()]
-            last = self.rows[block.max()]
-            source = np.s_[first : last + 1]
-            target = np.s_[place : place + last + 1 - first]
-            for dataset, buffer in zip(self.datasets, buffers, strict=True):
-                dataset.read_direct(buffer.numpy(), source, target)
-            place += last + 1 - first
-        return [buffer[:place] for buffer in buffers]
+            shape = (sum(len(span) for span in spans), *dataset.shape[1:])
+            dtype = getattr(torch, dataset.dtype.name)
+            part = torch.empty(shape, dtype=dtype, pin_memory=self.pin_memory)
+            for place, span in enumerate(spans):
+                target = np.s_[place * size : place * size + len(span)]
+                dataset.read_direct(part.numpy(), np.s_[span.start : span.stop], target)
+            parts.append(part)
+        return places * size + numbers % size, parts
 
 
-def join(parts: list[tuple]) -> tuple[np.ndarray, list[Tensor]]:
-    """Return one batch from its parts."""
-    if len(parts) == 1:
-        return parts[0]
-    tensors = [torch.cat(tensors) for tensors in zip(*[rows for _, rows in parts], strict=True)]
-    return np.concatenate([numbers for numbers, _ in parts]), tensors
+def read_singly(path: str, rows: list[int]) -> tuple[np.ndarray, list[Tensor]]:
+    """Read windows one by one. Each worker process opens the file itself."""
+    batch = []
+    for dataset in open_windows(path):
+        windows = np.stack([dataset[row] for row in rows])
+        batch.append(torch.from_numpy(windows))
+    return np.array(rows), batch
 
 
-class WindowLoader(Dataset):
-    """The same batches from a DataLoader that reads window by window, for --chunk_loader 0."""
-
-    def __init__(self, path: str, settings: Settings, rows: range, shuffle: bool):
-        self.path = path
-        self.settings = settings
-        self.rows = rows
-        self.shuffle = shuffle
-        self.datasets: list = []
-
-    def __getitem__(self, number: int) -> list[np.ndarray]:
-        if not self.datasets:  # each worker opens the file itself
-            file = h5py.File(self.path)
-            self.datasets = [file["features"], file["targets"]]
-        return [dataset[self.rows[number]] for dataset in self.datasets]
-
-    def batches(self, epoch: int = 0, start: int = 0) -> Iterator[tuple]:
-        settings = self.settings
-        seed = [settings.seed, epoch] if self.shuffle else None
-        numbers = np.concatenate(epoch_blocks(len(self.rows), settings.shuffle_block, seed))
-        size = settings.batch_size
-        chunks = np.split(numbers, range(size, len(numbers), size))[start:]
-        batches: Any = chunks
-        loader = DataLoader(
-            self,
-            batch_sampler=batches,
-            num_workers=settings.num_workers,
-            pin_memory=settings.pin_memory,
-            generator=torch.Generator(),  # separate, so that workers do not change dropout
-        )
-        for chunk, batch in zip(chunks, loader, strict=True):
-            yield chunk, [part.to(DEVICE, non_blocking=True).float() for part in batch]
+def dataloader_batches(
+    loader: ChunkDataLoader, num_workers: int, epoch: int = 0, start: int = 0
+) -> Iterator[tuple]:
+    """Yield the same batches from a DataLoader that reads singly, for --chunk_loader 0."""
+    rows_of_samples: Any = loader.rows
+    batches = DataLoader(
+        rows_of_samples,
+        loader.batch_size,
+        sampler=loader.order(epoch, start).tolist(),
+        num_workers=num_workers,
+        collate_fn=partial(read_singly, loader.path),
+        pin_memory=loader.pin_memory,
+        generator=torch.Generator(),  # separate, so that workers do not change dropout
+    )
+    for rows, batch in batches:
+        numbers = rows - loader.rows.start
+        yield numbers, [part.to(DEVICE, non_blocking=True).float() for part in batch]
 
 
 def synthesize() -> str:
-    """Write 10,000 synthetic windows, always the same: 24 rows of 3 columns, then 4 targets."""
+    """Write 10,000 synthetic windows, always the same: 24 hours of 3 columns, then 4 targets."""
+    hours = np.arange(10_000)[:, None] + np.arange(28)
+    noise = np.random.default_rng(22).normal(0, 0.2, (10_027, 3))
+    waves = [np.sin(2 * np.pi * hours / period) for period in (24, 12, 168)]
+    windows = (np.stack(waves, axis=2) + noise[hours]).astype(np.float32)
+    content = io.BytesIO()
+    with h5py.File(content, "w") as file:
+        file["features"] = windows[:, :24]
+        file["targets"] = windows[:, 24:, 0]
     path = Path("data/windows.h5")
     path.parent.mkdir(exist_ok=True)
-    hours = np.arange(10_027)[:, None]
-    noise = np.random.default_rng(22).standard_normal((10_027, 3))
-    columns = np.sin(2 * np.pi * hours / [24, 12, 168]) + 0.2 * noise
-    windows = np.lib.stride_tricks.sliding_window_view(columns, 28, 0).transpose(0, 2, 1)
-    temporary = path.with_name("temporary.h5")
-    with h5py.File(temporary, "w") as file:
-        file.create_dataset("features", data=windows[:, :24], dtype="float32")
-        file.create_dataset("targets", data=windows[:, 24:, 0], dtype="float32")
-    temporary.replace(path)
+    write(path, content.getbuffer())
     return str(path)
 
 
-def read_shapes(path: str) -> dict[str, tuple]:
-    """Return the shapes of features (N, T, F) and targets (N, H)."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    try:
-        with h5py.File(path) as file:
-            for name, num_axes in {"features": 3, "targets": 2}.items():
-                dataset = file.get(name)
-                shapes[name] = getattr(dataset, "shape", ())  # a group has none
-                if len(shapes[name]) != num_axes or 0 in shapes[name] or dataset.dtype.kind != "f":
-                    raise UserError(f"no floats '{name}' with {num_axes} axes: {path}: write them")
-    except OSError as error:
-        raise UserError(f"cannot read the file ({error}): {path}: check --data") from None
-    if shapes["features"][0] != shapes["targets"][0]:
-        raise UserError(f"unequal numbers of rows {shapes}: {path}: write one row per window")
-    return shapes
+def measure(dataset: h5py.Dataset, num_rows: int) -> tuple[list[float], list[float]]:
+    """Return mean and standard deviation of each column, from the first rows."""
+    count = 0
+    offset: Any = 0.0
+    sums: Any = 0.0
+    for first in range(0, num_rows, 1024):
+        rows = dataset[first : min(first + 1024, num_rows)].astype(np.float32)
+        values = to_device(rows).double().flatten(0, -2)
+        if first == 0:
+            offset = values[0]
+        # Sums of differences from one row are exact enough for columns with an offset.
+        values = values - offset
+        sums = sums + torch.stack([values, values.square()]).sum(1)
+        count += len(values)
+    mean, square = sums / count
+    variance = (square - mean.square()).clamp(min=0)
+    if not variance.isfinite().all():
+        raise UserError(f"a training value is not a finite number: {dataset.file.filename}: fix it")
+    std = torch.where(square == 0, 1.0, variance.sqrt())  # 1 for a constant column
+    return (offset + mean).tolist(), std.tolist()
 
 
 class Data:
     """The windows of each split in the file, and their loaders."""
 
     def __init__(self, settings: Settings):
-        self.path = str(find_file(settings.data)) if settings.data else synthesize()
-        shapes = read_shapes(self.path)
-        num_rows, history, self.num_features = shapes["features"]
-        self.num_targets = shapes["targets"][1]
+        self.path = os.path.expanduser(settings.data) if settings.data else synthesize()
+        datasets = open_windows(self.path)
+        features, targets = [dataset.shape for dataset in datasets]
+        num_rows, history, self.num_features = features
+        self.num_targets = targets[1]
         # Windows before a border are left out if they overlap in time with the first one after it.
         purge = settings.purge if settings.purge >= 0 else history + self.num_targets - 1
         train_end, validation_end, test_end = split_rows(settings.split, num_rows)
@@ -233,64 +211,38 @@ class Data:
             raise UserError(f"no window is left: --split {settings.split}: use a smaller --purge")
         self.batch_size = settings.batch_size
         self.batch_targets = settings.batch_size * self.num_targets
-        self.scale = self.measure(settings)
-        self.facts = {"shapes": [*shapes.values()], "scale": self.scale.copy()}
-        self.facts["splits"] = [[split.start, split.stop] for split in self.splits.values()]
-
-    def measure(self, settings: Settings) -> dict[str, list[float]]:
-        """Check the training values; return mean and standard deviation of each column."""
-        rows = self.splits["train"]
-        chunk = ChunkDataLoader(self.path, 1024, settings.chunk_size_gb, rows=rows, resident=False)
-        sums: dict[str, Any] = {}
-        try:
-            for _, (features, targets) in chunk.batches():
-                for prefix, part in {"": features, "target_": targets}.items():
-                    values = part.flatten(0, -2).double()
-                    # Sums of differences from one row are exact enough for columns with an offset.
-                    first = sums.setdefault(f"{prefix}first", values[0])
-                    values = values - first
-                    count_and_sums = torch.stack([torch.ones_like(values), values, values.square()])
-                    sums[prefix] = sums.get(prefix, 0) + count_and_sums.sum(1)
-        except OSError as error:
-            raise UserError(f"cannot read the file ({error}): {self.path}: check --data") from None
-        scale = {}
-        for prefix in ("", "target_"):
-            count, total, squares = sums[prefix]
-            mean = total / count
-            variance = (squares / count - mean.square()).clamp(min=0)
-            if not variance.isfinite().all():
-                raise UserError(f"a training value is not a finite number: {self.path}: fix it")
-            std = torch.where(squares == 0, 1.0, variance.sqrt())  # 1 for a constant column
-            scale[f"{prefix}mean"] = (sums[f"{prefix}first"] + mean).tolist()
-            scale[f"{prefix}std"] = std.tolist()
-        return scale
+        self.scale = {}
+        for prefix, dataset in zip(["", "target_"], datasets, strict=True):
+            mean, std = measure(dataset, len(self.splits["train"]))
+            self.scale[f"{prefix}mean"] = mean
+            self.scale[f"{prefix}std"] = std
+        self.facts = {"rows": num_rows, "splits": str(self.splits), "scale": self.scale}
 
     def prepare(self, settings: Settings) -> None:
         """Make the loaders of the splits."""
-        self.loaders: dict[str, Any] = {}
+        self.batches: dict[str, Any] = {}
         for split, rows in self.splits.items():
-            shuffle = settings.shuffle and split == "train"
-            if settings.chunk_loader:
-                self.loaders[split] = ChunkDataLoader(
-                    self.path,
-                    settings.batch_size,
-                    settings.chunk_size_gb,
-                    shuffle=shuffle,
-                    rows=rows,
-                    seed=settings.seed,
-                    shuffle_block=settings.shuffle_block,
-                    resident=settings.resident and split == "train",
-                    pin_memory=settings.pin_memory,
-                )
-            else:
-                self.loaders[split] = WindowLoader(self.path, settings, rows, shuffle)
+            loader = ChunkDataLoader(
+                self.path,
+                settings.batch_size,
+                settings.chunk_size_gb,
+                shuffle=settings.shuffle and split == "train",
+                rows=rows,
+                seed=settings.seed,
+                shuffle_block=settings.shuffle_block,
+                resident=settings.resident and split == "train",
+                pin_memory=settings.pin_memory,
+            )
+            self.batches[split] = loader.batches
+            if not settings.chunk_loader:
+                self.batches[split] = partial(dataloader_batches, loader, settings.num_workers)
 
     def epoch(self, epoch: int, first_batch: int) -> Iterator:
         """Return the training batches of an epoch, in an order of its own, from a number on."""
-        return self.padded(self.loaders["train"].batches(epoch, first_batch))
+        return self.padded(self.batches["train"](epoch, first_batch))
 
     def split_batches(self, split: str) -> Iterator:
-        return self.padded(self.loaders[split].batches())
+        return self.padded(self.batches[split]())
 
     def padded(self, batches: Iterable) -> Iterator:
         """Yield numbers of windows, features (B, T, F), targets (B, H) and is_real (B,).

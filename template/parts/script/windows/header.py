@@ -12,8 +12,6 @@ Shapes: N windows in the file, B in a batch, T rows of history, F features, H ta
 """
 
 import argparse
-import difflib
-import gc
 import hashlib
 import inspect
 import io
@@ -23,18 +21,17 @@ import os
 import random
 import re
 import signal
-import statistics
+import sqlite3
 import sys
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import h5py
 import numpy as np
@@ -42,4 +39,4 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader

@@ -1,5 +1,4 @@
 AT_LEAST_ONE += ["shuffle_block", "width", "depth"]
-MINUS_ONE += ["purge"]
 
 
 @dataclass
@@ -17,8 +16,8 @@ class Settings(RunSettings):
     depth: int = 1  # number of layers of the LSTM
     dropout: float = 0.2  # fraction of hidden units that dropout zeroes before the last layer
     # optimizations
-    chunk_loader: bool = True
-    chunk_size_gb: float = 0.5  # memory of a chunk: two on the host, one on the GPU
-    resident: bool = True
-    num_workers: int = 0
+    chunk_loader: bool = True  # a thread reads many blocks at once, ahead of the step
+    chunk_size_gb: float = 0.5  # memory of a chunk; up to two are on the host, and on the GPU
+    resident: bool = True  # training windows that fit into one chunk are read once, and stay
+    num_workers: int = 0  # processes that read window by window, without the chunk loader
     allow_unsafe_dataloader: bool = True  # 0: no worker processes
