@@ -247,11 +247,7 @@ def test_a_full_disk_ends_no_training_at_a_record(place, reference):
 
 
 def test_an_error_before_the_first_step_is_one_line_and_leaves_no_run(place):
-    words = ("--finetune.freeze", "lost.*")
-    one_error(train(place, *words, extras=["finetune"]), "lost", "finetune.freeze")
     one_error(train(place, "--max-steps", "-5"), "-5", "--max-steps")
-    assert list((place / "runs").iterdir()) == []
-    (place / "runs").rmdir()
     (place / "runs").write_text("a file where a folder should be")
     one_error(train(place), "runs")
 

@@ -200,6 +200,7 @@ def test_wrong_patterns_and_phases_are_one_line(place):
     one_error(unknown, "no weight's name matches 'lost.*'", "finetune.freeze", "first.weight")
     every = train(place, *WORDS, "--finetune.freeze", "*")
     one_error(every, "every weight is frozen", "finetune.freeze")
+    assert [path.name for path in (place / "runs").iterdir()] == ["source"]
     write_phases(place, {}, {"finetune.init_from": "source"})
     one_error(train(place), "phase cannot change finetune.init_from: config.yaml phase 2")
 

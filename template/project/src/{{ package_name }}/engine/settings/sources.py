@@ -70,6 +70,8 @@ def merge(
             else:
                 errors.append(UserError(f"unknown setting {key!r}", origin, suggestion(key, known)))
             continue
+        if settings.origins.get(key) == origin:
+            errors.append(UserError(f"setting {key!r} is given twice", origin, "keep one of them"))
         if value in ("", "null") and type(None) in get_args(known[key].annotation):
             value = None
         try:
