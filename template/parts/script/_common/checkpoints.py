@@ -3,6 +3,9 @@
 # complete or absent. Damaged ones are skipped.
 
 
+PARTS = ["model", "optimizer", "scaler"]  # of a Trainer, with a state
+
+
 def generators() -> list[torch.Generator]:
     return [torch.default_generator, *torch.cuda.default_generators]
 
@@ -12,7 +15,7 @@ def make_checkpoint(trainer: Trainer) -> dict:
     state: Any = np.random.get_state()
     name, keys, *numpy_state = state
     return {
-        **{name: part.state_dict() for name, part in trainer.parts.items()},
+        **{name: getattr(trainer, name).state_dict() for name in PARTS},
         **vars(trainer.progress),
         "python_random": random.getstate(),
         # A list, because torch.load accepts no NumPy arrays.
@@ -24,8 +27,8 @@ def make_checkpoint(trainer: Trainer) -> dict:
 
 def restore(trainer: Trainer, checkpoint: dict) -> None:
     """Restore the model, the optimizer, the scaler, the progress and all random generators."""
-    for name, part in trainer.parts.items():
-        part.load_state_dict(checkpoint[name])
+    for name in PARTS:
+        getattr(trainer, name).load_state_dict(checkpoint[name])
     trainer.progress = Progress(**{name: checkpoint[name] for name in vars(Progress())})
     random.setstate(checkpoint["python_random"])
     np.random.set_state(checkpoint["numpy_random"])
@@ -80,7 +83,11 @@ def load_checkpoint(folder: Path, pattern: str = "step-*.pt") -> dict:
         content = path.read_bytes()
         if path.stem.endswith(hashlib.sha256(content).hexdigest()[:16]):
             # A checkpoint of somebody else cannot run code.
-            return torch.load(io.BytesIO(content), map_location=DEVICE, weights_only=True)
+            try:
+                return torch.load(io.BytesIO(content), map_location=DEVICE, weights_only=True)
+            except Exception as error:
+                name = type(error).__name__
+                raise UserError(f"cannot load ({name}): {path}: use another checkpoint") from None
         # With another name, it does not count as one of the two newest.
         print(f"warning: {path} is damaged: renamed to .damaged")
         path.replace(path.with_suffix(".damaged"))
@@ -96,6 +103,7 @@ def start_or_resume(trainer: Trainer, settings: Settings, run: Path) -> None:
             raise UserError(f"the data changed since the run began: {run}: restore the file")
         restore(trainer, checkpoint)
         # Drop the records after the checkpoint, because the run writes them again.
+        metrics_file.touch()
         write(metrics_file, metrics_file.read_bytes()[: checkpoint["metrics_size"]])
     else:
         write(run / "settings.json", json.dumps(asdict(settings), indent=1).encode())

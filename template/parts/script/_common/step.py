@@ -27,11 +27,6 @@ class Trainer:
         self.optimizer = make_optimizer(self.model, self.settings)
         precision = self.settings.precision
         self.autocast, self.scaler = make_autocast(precision, self.data.batch_targets)
-        self.parts: dict[str, Any] = {
-            "model": self.model,
-            "optimizer": self.optimizer,
-            "scaler": self.scaler,
-        }
         num_samples = len(self.data.splits["train"])
         step_size = settings.batch_size * settings.gradient_accumulation_steps
         self.step_size = min(step_size, num_samples)
