@@ -133,7 +133,7 @@ def test_a_row_that_fails_is_named_with_the_reason(tmp_path):
     benchmark = command(render(), tmp_path, *ONCE, *TINY["tabular"], before=fault)
     assert benchmark["complete"]
     assert [(row["name"], row["gain"]) for row in benchmark["rows"]] == [("everything off", 1)]
-    assert "out of memory: this machine" in benchmark["not_measured"]["everything on"]
+    assert "out of memory: train: try" in benchmark["not_measured"]["everything on"]
 
 
 @pytest.mark.full
@@ -198,7 +198,9 @@ def planned(key: str, *overrides: str, loader: str = "dataloader", workload: str
     settings = imported(project, "config").load(overrides=[tuple(o.split("=")) for o in overrides])
     module = imported(project, "commands.benchmark")
     major, minor = map(int, gpus()[key]["sm"].split("."))
-    card = SimpleNamespace(name=gpus()[key]["label"], capability=(major, minor), hip=False)
+    card = SimpleNamespace(
+        name=gpus()[key]["label"], capability=(major, minor), sm=gpus()[key]["sm"], hip=False
+    )
     own = yaml.safe_load(module.OWN.read_text())["switches"]
     switches = module.switches(settings, card, own)
     return {switch.name: switch for switch in switches}, module.plan(switches, [], True)

@@ -20,7 +20,7 @@ from variants import choices
 
 PAGE = (REPOSITORY / "docs/changes.md").read_text(encoding="utf-8")
 SECTIONS = dict(section.split("\n", 1) for section in PAGE.split("\n## ")[1:])
-ANSWERS = {"workload": "tabular", "tracker": "tensorboard", "extras": ["ema"]}
+ANSWERS = {"workload": "tabular", "tracker": "tensorboard", "extras": ["ema", "finetune"]}
 MOST_LINES = 15
 MOST_FILES = 2
 
@@ -190,8 +190,7 @@ def test_a_change_is_small_and_has_its_place_in_every_workload(title, tmp_path):
     assert len([line for line in lines if line[0] in "+-"]) <= MOST_LINES
     assert len(files) <= MOST_FILES
     for workload in workloads(title):
-        extras = ["ema"] if title == "Averaged weights" else []
-        project = copied(render(workload=workload, extras=extras), tmp_path / workload)
+        project = copied(render(workload=workload, extras=["ema", "finetune"]), tmp_path / workload)
         apply(title, project)
         sources = [name for name in files if name.endswith(".py")]
         for name in sources:

@@ -113,7 +113,7 @@ def started(project: Path, folder: Path, weights: str, *words: str) -> tuple[Any
         patch.chdir(folder)
         load = imported(project, "config").load
         settings = load(newest / "config.resolved.yaml", resolved=True)
-        arguments = argparse.Namespace(checkpoint="last")
+        arguments = argparse.Namespace(checkpoint="last", weights="trained")
         opened, _ = imported(project, "trained").open_run(newest, settings, arguments)
         opened.model.requires_grad_(False)
         batches = []

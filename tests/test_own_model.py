@@ -61,14 +61,17 @@ def test_own_tests_find_a_model_without_the_mask(tmp_path):
         (
             "def predict",
             "def forecast",
-            "Perceptron has no predict: model.py: .*engine/interfaces.py",
+            "Perceptron that build_model returns has no predict: model.py: .*engine/interfaces.py",
         ),
-        ("def blocks", "def parts", "Perceptron has no blocks: model.py: .*engine/interfaces.py"),
+        (
+            "def blocks",
+            "def parts",
+            "Perceptron that build_model returns has no blocks: model.py: ",
+        ),
         (
             "return Output(loss, total_weight, ",
             "return loss  # ",
-            "the Tensor that forward returns has no loss and no total_weight.*: model.py: "
-            ".*engine/interfaces.py",
+            "forward returns a wrong 'loss' .*: model.py, forward: return loss, total_weight",
         ),
     ],
 )

@@ -2,7 +2,6 @@
 silent."""
 
 import gzip
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -418,23 +417,6 @@ def test_rows_without_a_target_are_left_out_and_counted(task, tmp_path):
     rows = np.frombuffer(without.pop("row"), np.int64)
     assert np.frombuffer(gaps.pop("row"), np.int64).tolist() == np.array(kept)[rows].tolist()
     assert gaps == without
-
-
-def test_pairs_without_a_target_are_left_out_and_counted(tmp_path):
-    pairs = [{"source": f"{row}", "target": f"{row} again"} for row in range(ROWS)]
-    gaps = [{"source": "x", "target": None}, {"source": "y"}, {"source": "z", "target": " "}]
-    odd = [*pairs[:9], *gaps, *pairs[9:]]
-    less = "".join(f"{pair['source']}\t{pair['target']}\n" for pair in pairs)
-    written(tmp_path, less, "less.tsv")
-    written(tmp_path, "x\t\ny\t\nz\t \n" + less, "gaps.tsv")
-    written(tmp_path, "".join(json.dumps(pair) + "\n" for pair in odd), "gaps.jsonl")
-    pyarrow.parquet.write_table(pa.Table.from_pylist(odd), tmp_path / "gaps.parquet")
-    assert "without a target" not in prepare(tmp_path, "seq2seq", "less.tsv", data="less").out
-    for name in ("gaps.tsv", "gaps.jsonl", "gaps.parquet"):
-        assert prepare(tmp_path, "seq2seq", name).code == 2
-        result = prepare(tmp_path, "seq2seq", name, "--drop-missing-targets")
-        assert re.search("left out, pairs without a target: 3", result.out)
-        assert contents(tmp_path, "seq2seq") == contents(tmp_path, "seq2seq", "less")
 
 
 def test_a_column_of_lists_is_named_and_can_be_dropped(tmp_path):

@@ -124,7 +124,7 @@ BARE = {
 def bare_runs(tmp_path_factory):
     """What the commands of a project leave on such an account, in one folder."""
     folder = tmp_path_factory.mktemp("bare") / "Größe"
-    project = render(workload="tabular")
+    project = render(workload="tabular", extras=["diagnose"])
     all_words = {
         "train": ("train", *short("tabular"), "--name", "a"),
         "evaluate": ("evaluate", "--run", "a"),

@@ -264,7 +264,7 @@ def test_a_read_only_folder_is_read_and_stays_as_it_was(loader, workers, tmp_pat
 
 def is_kept(loader: Any) -> bool:
     """Whether its rows stay on the device."""
-    if hasattr(loader, "stats"):
+    if not hasattr(loader, "store"):
         return bool(loader._chunks.resident)
     return bool(loader.store.resident)
 

@@ -37,7 +37,8 @@ class Samples:
 
     def batch(self, rows: dict[str, Rows]) -> Batch:
         """`features` (B, F) float32, `categories` (B, C) int32, `target` (B,)."""
-        return {name: array.values[:, 0] for name, array in rows.items()}
+        batch = {name: array.values[:, 0] for name, array in rows.items()}
+        return batch
 
 
 def _target(store: Store, split: str) -> np.ndarray:

@@ -1,27 +1,29 @@
 """Examples of the model's predictions, made at evaluations, for the report and the tracker.
 
 `examples.py` next to `model.py` decides what they show; without that file there are none. They are
-drawn where the loss is the best so far, but only once in each fifth of the training, and at its
-end. Rank 0 draws them. They change no random numbers of the training. If they fail, an alert says
-so and training continues.
+drawn where the loss is the best so far, while there is time for it, and at the last step. Rank 0
+draws them. They change no random numbers of the training. If they fail, training continues with an
+alert.
 """
 
 from __future__ import annotations
 
 import math
+import time
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..engine.files import replacing, write_text
+from ..engine.files import read_rows, replacing, write_text
 
 if TYPE_CHECKING:
     from ..engine.interfaces import Batch
     from ..engine.run.run import Run
 
+FREE_SECONDS = 2.0  # for examples, in any run
+TIME_FRACTION = 0.02  # of the run's time, in addition: beyond it, an evaluation gets none
 FOLDER = "examples"  # in the folder of the run
-DRAWN = 5  # times that examples are drawn before the end of a training, at most
 
 
 class Hook:
@@ -30,21 +32,26 @@ class Hook:
     trials = False
 
     def __init__(self) -> None:
-        self.next_step = 0  # before it, no examples are drawn
+        self.start_time = time.perf_counter()
+        self.seconds = 0.0  # spent on examples
         self.enabled = (Path(__file__).parents[1] / "examples.py").exists()
 
     def after_evaluation(self, run: Run, metrics: dict[str, float]) -> None:
         group = run.project.distributed
-        takes_part = self.enabled and (group.is_main or group.forward_exchanges)
+        start_time = time.perf_counter()
+        most_seconds = FREE_SECONDS + TIME_FRACTION * (start_time - self.start_time)
+        has_time = self.seconds <= most_seconds or run.step >= run.num_steps
         is_best = metrics["loss"] < run.progress.best_loss
-        if not takes_part or not is_best or run.step < min(self.next_step, run.num_steps):
+        is_due = group.gather_objects(self.enabled and is_best and has_time)
+        takes_part = group.is_main or group.forward_exchanges
+        if not takes_part or not is_due[0]:  # by rank 0's clock
             return
-        self.next_step = run.step + run.num_steps // DRAWN
         try:
             draw(run)
         except Exception as error:  # in matplotlib, your `examples.py`, or on a full disk
             text = f"no examples of predictions: {type(error).__name__}: {error}"
             run.log.alert(run.step, "examples", text)
+        self.seconds += time.perf_counter() - start_time
 
 
 def draw(run: Run) -> None:
@@ -70,6 +77,7 @@ def draw(run: Run) -> None:
                 example.savefig(file, dpi=110)
         files.append(path)
     run.log.send_files(run.step, files)
+    run.log.event(run.step, FOLDER)
 
 
 def predict_samples(run: Run) -> tuple[Batch, Batch]:
@@ -98,9 +106,12 @@ def predict_samples(run: Run) -> tuple[Batch, Batch]:
 
 def report_lines(run: Path) -> list[str]:
     """Return lines for report.md that show the newest examples."""
-    lines = []
+    drawn = [row for row in read_rows(run / "events.jsonl") if row.get("event") == FOLDER]
+    if not drawn:
+        return []
+    lines = [f"## Examples: validation at step {drawn[-1]['step']:,}"]
     for file in sorted((run / FOLDER).glob("*.png")):
         lines += ["", f"![{file.stem}]({FOLDER}/{file.name})"]
     for file in sorted((run / FOLDER).glob("*.md")):
         lines += ["", file.read_text(encoding="utf-8")]
-    return ["## Examples of the validation split", *lines] if lines else []
+    return lines

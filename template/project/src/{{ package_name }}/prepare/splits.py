@@ -97,7 +97,7 @@ def add_input(parser: argparse.ArgumentParser, title: str, required: bool = True
     add("--decimal", choices=[".", ","], metavar="SIGN", help=text)
     text = "encoding of a CSV file, such as latin-1 (default: utf-8, or as in `prepare`)"
     add("--encoding", metavar="NAME", help=text)
-    text = "text of a missing cell, such as `?`, in addition to empty ones, NA, nan and null; repeatable"
+    text = "text of a missing cell, such as `?`, besides empty ones, NA, nan and null; repeatable"
     add("--missing", action="append", metavar="TEXT", help=text)
     text = (
         "format of times, such as %%d.%%m.%%Y, or the unit of whole numbers: s, ms, us or ns "
