@@ -293,7 +293,7 @@ def test_a_debugger_runs_a_training(tmp_path):
 def test_every_name_of_ours_is_a_setting():
     known = set()
     for loader in choices("loader"):
-        known |= set(imported(render(loader=loader), "config").SETTINGS)
+        known |= set(imported(render(loader=loader, extras=["finetune"]), "config").SETTINGS)
     table = re.findall(
         r"^\| `.+? \| (.+?) \|$", guide("names").read_text(encoding="utf-8"), re.MULTILINE
     )

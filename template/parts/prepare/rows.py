@@ -58,14 +58,7 @@ def describe(table: Table, train: np.ndarray) -> tuple[Facts, Lines]:
     Only the rows in `train` (N,) bool count. Raises `UserError` for a column without any value and
     for a class that no training row has.
     """
-    scaler = Scaler(len(table.names))
-    counts = {name: np.zeros(len(values) + 1, int) for name, values in table.levels.items()}
-    for start in range(0, len(table), BLOCK_ROWS):
-        rows = start + np.flatnonzero(train[start : start + BLOCK_ROWS])
-        scaler.add(table.numbers.take(rows, 0))
-        for count, codes in zip(counts.values(), table.codes.take(rows, 0).T, strict=True):
-            count += np.bincount(codes, minlength=len(count))
-
+    scaler, counts = _count(table, train)
     features = _scales(table.names, scaler)
     lines = scaler.columns(table.names)
     categories: dict[str, Facts] = {}
@@ -87,6 +80,18 @@ def describe(table: Table, train: np.ndarray) -> tuple[Facts, Lines]:
     facts["features"] = list(features.values())
     facts["categories"] = list(categories.values())
     return facts, lines
+
+
+def _count(table: Table, train: np.ndarray) -> tuple[Scaler, dict[str, np.ndarray]]:
+    """Return the scales of numbers and the counts of categories, over the rows in `train`."""
+    scaler = Scaler(len(table.names))
+    counts = {name: np.zeros(len(values) + 1, int) for name, values in table.levels.items()}
+    for start in range(0, len(table), BLOCK_ROWS):
+        rows = start + np.flatnonzero(train[start : start + BLOCK_ROWS])
+        scaler.add(table.numbers.take(rows, 0))
+        for count, codes in zip(counts.values(), table.codes.take(rows, 0).T, strict=True):
+            count += np.bincount(codes, minlength=len(count))
+    return scaler, counts
 
 
 def _scales(names: list[str], scaler: Scaler) -> dict[str, Facts]:

@@ -138,7 +138,6 @@ def read_stocks(
     import numpy as np
     from tqdm import tqdm
 
-    from ..dataset import Stock
     from ..prepare.tables import Source, find_files
 
     written = known
@@ -166,6 +165,21 @@ def read_stocks(
         "rows without a volume, treated as the usual volume": has_no_volume.sum(),
     }
 
+    stocks = sorted_stocks(rows, number, tickers, path)
+    return stocks, written or {}, notes
+
+
+def sorted_stocks(
+    rows: np.ndarray, number: np.ndarray, tickers: dict[str, int], path: Path
+) -> Stocks:
+    """Return stocks by ticker, each with its days in order.
+
+    number: which ticker each row belongs to. Raises `UserError` for two rows of a day.
+    """
+    import numpy as np
+
+    from ..dataset import Stock
+
     order = np.lexsort([rows["date"], number])
     rows = rows[order]
     ends = np.bincount(number).cumsum()
@@ -181,4 +195,4 @@ def read_stocks(
         if len(days):
             dates = days["date"].astype("M8[D]")
             stocks[name] = Stock(dates, days["prices"], days["adjusted"], days["volume"])
-    return stocks, written or {}, notes
+    return stocks

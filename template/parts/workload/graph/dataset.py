@@ -263,18 +263,13 @@ def panel(writer: StoreWriter, stocks: dict[str, Stock], plan: Plan) -> Arrays:
     days since 1970.
     """
     timeline = _make_timeline(stocks, plan)
-    num_samples = len(timeline.days)
-    seats = np.full((num_samples, timeline.seats), -1, np.int32)
     # `returns` starts with L − 1 empty rows, so that the L rows from row d on end with day d.
     padding = plan.correlation_days - 1
     returns = np.full((padding + len(timeline.calendar), len(stocks)), np.nan, np.float32)
-    num_taken = np.zeros(num_samples, np.int64)  # occupied seats of each sample
     features = []
     targets = []
     numbers = []
-    first_row = 0
     for number, stock in enumerate(stocks.values()):
-        end_row = first_row + len(stock.dates)
         place = np.searchsorted(timeline.calendar, stock.dates)
         described = describe_days(stock, plan.target)
         features.append(described.astype(np.float32))
@@ -282,18 +277,12 @@ def panel(writer: StoreWriter, stocks: dict[str, Stock], plan: Plan) -> Arrays:
         numbers.append(np.full(len(place), number, np.int32))
         returns[padding + place[1:], number] = described[1:, 0]
 
-        # The stock gets a seat on each day on which it has a whole window.
-        samples = timeline.sample[place[plan.window - 1 :]]
-        seats[samples, num_taken[samples]] = np.arange(first_row + plan.window - 1, end_row)
-        num_taken[samples] += 1
-        first_row = end_row
-
     days = np.stack([timeline.graph, timeline.graph_days[timeline.graph]], 1)
     arrays = {
         "features": np.concatenate(features),
         "target": np.concatenate(targets),
         "stock": np.concatenate(numbers),
-        "seats": seats,
+        "seats": _take_seats(stocks, timeline, plan),
         "days": days.astype(np.int32),
         "returns": returns,
         "neighbors": _graphs(returns, timeline.graph_days, plan),
@@ -302,6 +291,25 @@ def panel(writer: StoreWriter, stocks: dict[str, Stock], plan: Plan) -> Arrays:
     for name, values in arrays.items():
         writer.append(name, values)
     return arrays
+
+
+def _take_seats(stocks: dict[str, Stock], timeline: Timeline, plan: Plan) -> np.ndarray:
+    """Return the rows (samples, seats) of the stocks of each day; −1 where a seat is empty.
+
+    A stock gets a seat on each day on which it has a whole window.
+    """
+    num_samples = len(timeline.days)
+    seats = np.full((num_samples, timeline.seats), -1, np.int32)
+    num_taken = np.zeros(num_samples, np.int64)
+    first_row = 0
+    for stock in stocks.values():
+        end_row = first_row + len(stock.dates)
+        place = np.searchsorted(timeline.calendar, stock.dates)
+        samples = timeline.sample[place[plan.window - 1 :]]
+        seats[samples, num_taken[samples]] = np.arange(first_row + plan.window - 1, end_row)
+        num_taken[samples] += 1
+        first_row = end_row
+    return seats
 
 
 def _make_timeline(stocks: dict[str, Stock], plan: Plan) -> Timeline:

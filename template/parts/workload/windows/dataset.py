@@ -145,7 +145,7 @@ def check_values(array: Hdf5Array, border: int) -> dict[str, list[float]]:
 
 
 def _stored(values: np.ndarray, scale: dict[str, list[float]], dtype: str) -> np.ndarray:
-    """Return the values to store, standardized if half precision; the bits of bfloat16 as uint16."""
+    """Return the values to store, standardized if in half precision; bfloat16 as bits."""
     if dtype == "float32":
         return values.astype(np.float32)
     standardised = torch.from_numpy((values - np.array(scale["mean"])) / np.array(scale["std"]))
