@@ -491,7 +491,7 @@ NO_TEXT = ("not UTF-8 text: text.txt: convert it",)
         (NOT_UTF8, "", NO_TEXT),
         (TEXT.encode("utf-16"), "", NO_TEXT),
         (TEXT, "--split 0.5,0.6,0", ("is not a valid split", "--split")),
-        (TEXT, "--split 1000000,10,0", ("needs 1000010 tokens", "there are")),
+        (TEXT, "--split 1000000,10,0", ("tokens cannot be split into 1000000, 10, 0", "--split")),
         (TEXT, "--tokenizer bpe --vocabulary 100", ("above 257", "--vocabulary 100")),
         (TEXT, "--input texts", ("no file", "--glob")),
         (TEXT, "--input texts --glob /*", ("not a pattern",)),
