@@ -75,7 +75,7 @@ def test_each_workload_shows_what_its_model_does(workload, tmp_path):
     steps = [5, 10] if workload == "tabular" else [5]
     assert tracked(tmp_path) == dict.fromkeys(names, steps)
     page = report_of(tmp_path)
-    assert "## Examples of the validation split" in page
+    assert f"## Examples: validation at step {steps[-1]}" in page
     for file in (newest_run(tmp_path) / "examples").iterdir():
         if file.suffix == ".png":
             assert f"(examples/{file.name})" in page
@@ -117,7 +117,8 @@ def note_drawing() -> None:
     from my_training.hooks import examples  # type: ignore[import-not-found]
 
     real = examples.draw
-    examples.DRAWN = 1
+    examples.FREE_SECONDS = 0.0
+    examples.TIME_FRACTION = 0.0
 
     def draw(run):
         print(f"drawn at step {run.step}")
