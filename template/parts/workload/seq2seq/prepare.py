@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import json
+import tempfile
+from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +33,33 @@ if TYPE_CHECKING:
 BYTES = 257  # the smallest vocabulary of byte pairs: all bytes, and the end of a text
 Text = tuple[str, str]
 """Source and target."""
+
+
+class Texts:
+    """Pairs of texts, in a temporary file: they need only 8 bytes of memory each."""
+
+    def __init__(self) -> None:
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115 - it goes with this object
+        self._ends = array("q", [0])
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    def append(self, pair: Text) -> None:
+        self._file.write(json.dumps(pair).encode())
+        self._ends.append(self._file.tell())
+
+    def chosen(self, numbers: Sequence[int]) -> Iterator[Text]:
+        """Yield the pairs of these numbers."""
+        for number in numbers:
+            first, end = self._ends[number : number + 2]
+            self._file.seek(first)
+            source, target = json.loads(self._file.read(end - first))
+            yield source, target
+
+
+Split = tuple[Texts, Sequence[int]]
+"""Texts of a file, and the numbers of the pairs in this split."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -181,7 +211,7 @@ def check(arguments: argparse.Namespace) -> None:
     check_text(arguments.prefix, "--prefix")
 
 
-def read_splits(arguments: argparse.Namespace) -> tuple[dict[str, list[Text]], int]:
+def read_splits(arguments: argparse.Namespace) -> tuple[dict[str, Split], int]:
     """Return the pairs of each split, without copies, and count the copies.
 
     A copy in another split would let a model succeed by memorizing.
@@ -191,26 +221,27 @@ def read_splits(arguments: argparse.Namespace) -> tuple[dict[str, list[Text]], i
     from ..texts import Seen
 
     seen = Seen()
-    texts = read_pairs(arguments.input, arguments, seen)
-    splits: dict[str, list[Text]] = {"train": texts, "validation": [], "test": []}
+    splits: dict[str, Split] = {}
     if arguments.validation:
-        splits["validation"] = read_pairs(arguments.validation, arguments, seen)
-        if arguments.test:
-            splits["test"] = read_pairs(arguments.test, arguments, seen)
+        files = (arguments.input, arguments.validation, arguments.test)
+        for name, file in zip(SPLITS, files, strict=True):
+            texts = read_pairs(file, arguments, seen) if file else Texts()
+            splits[name] = (texts, range(len(texts)))
         return splits, seen.num_copies
 
+    texts = read_pairs(arguments.input, arguments, seen)
     sizes = split_sizes(arguments.split, len(texts), "pair", rounded=1)
-    order = np.random.default_rng(arguments.seed).permutation(len(texts)).tolist()
+    order = np.random.default_rng(arguments.seed).permutation(len(texts))
     first = 0
     for name, size in zip(SPLITS, sizes, strict=True):
-        splits[name] = [texts[number] for number in order[first : first + size]]
+        splits[name] = (texts, order[first : first + size])
         first += size
     return splits, seen.num_copies
 
 
-def read_pairs(file: str, arguments: argparse.Namespace, seen: Seen) -> list[Text]:
+def read_pairs(file: str, arguments: argparse.Namespace, seen: Seen) -> Texts:
     """Return the new pairs of a file. Raises `UserError`, with the line, for an invalid pair."""
-    pairs = []
+    pairs = Texts()
     for where, texts in read_texts(file, arguments.source_key, arguments.target_key):
         if len(texts) != 2:
             what = f"{len(texts) - 1} tabs instead of one"
@@ -230,7 +261,7 @@ def encode(
     arguments: argparse.Namespace,
     tokenizer: Tokenizer,
     split: str,
-    texts: list[Text],
+    texts: Split,
     too_long: Counter[str],
 ) -> Iterator[Pair]:
     """Yield the tokens of a split's pairs, and count long texts in `too_long`."""
@@ -240,19 +271,21 @@ def encode(
 
     limits = (arguments.max_source, arguments.max_target)
     num_kept = 0
-    for source, target in tqdm(texts, split, unit="pair", leave=False, disable=None):
+    pairs, numbers = texts
+    chosen = pairs.chosen(numbers)
+    for source, target in tqdm(chosen, split, len(numbers), False, unit="pair", disable=None):
         pair, is_long = tokenize(tokenizer, arguments.prefix + source, target, limits)
         for side, side_is_long in zip(SIDES, is_long, strict=True):
             too_long[f"{side}s of {split}"] += side_is_long
         if arguments.too_long == "cut" or not any(is_long):
             num_kept += 1
             yield pair
-    if texts and not num_kept:
+    if len(numbers) and not num_kept:
         what = f"every pair of {split} is too long"
         raise UserError(what, f"--too-long {arguments.too_long}", "use --too-long cut")
 
 
-def make_tokenizer(arguments: argparse.Namespace, train: list[Text]) -> Made:
+def make_tokenizer(arguments: argparse.Namespace, train: Split) -> Made:
     """Return the tokenizer that `--tokenizer` names, its vocabulary, and the decoder's first token.
 
     It is learned from the training pairs only.
@@ -260,7 +293,8 @@ def make_tokenizer(arguments: argparse.Namespace, train: list[Text]) -> Made:
     from ..bytepairs import Byte, Pairs
 
     def texts() -> Iterator[str]:
-        for source, target in train:
+        pairs, numbers = train
+        for source, target in pairs.chosen(numbers):
             yield arguments.prefix + source
             yield target
 
