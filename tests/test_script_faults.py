@@ -386,5 +386,5 @@ def test_a_checkpoint_runs_no_code_where_torch_is_told_to(tmp_path, monkeypatch)
     hostile = pickle.dumps(functools.partial(os.mkdir, "was-run"))
     name = f"step-00000099-{hashlib.sha256(hostile).hexdigest()[:16]}.pt"
     (last_checkpoint(tmp_path).with_name(name)).write_bytes(hostile)
-    assert "Weights only load failed" in resume(tmp_path).err
+    one_error(resume(tmp_path), r"cannot load \(UnpicklingError\)", name)
     assert not (tmp_path / "was-run").exists()
