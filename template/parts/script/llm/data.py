@@ -88,8 +88,8 @@ class Data:
             starts = begin + np.resize(chunk, self.batch_size) * self.size
             places = to_device(starts, text.device)[:, None] + inside
             blocks = text[places.clamp(max=len(text) - 1)].long()
-            blocks[places == len(text)] = END
-            blocks[places >= end] = IGNORE
+            blocks.masked_fill_(places == len(text), END)
+            blocks.masked_fill_(places >= end, IGNORE)
             blocks[len(chunk) :] = IGNORE
             if self.pin_memory:
                 blocks = blocks.pin_memory()
