@@ -213,6 +213,21 @@ def test_the_newest_intact_one_wins_and_others_are_named(how, tmp_path, monkeypa
     assert not path.exists()
 
 
+def test_one_that_the_disk_cannot_read_gives_way_to_the_one_before(tmp_path, monkeypatch):
+    save(tmp_path, 1, 2)
+    unreadable = file_of(tmp_path, 2)
+    checkpoint = engine("run.checkpoint").Checkpoint
+    is_intact = checkpoint.is_intact
+
+    def read(self: Any, path: Path) -> bool:
+        if path == unreadable:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return is_intact(self, path)
+
+    monkeypatch.setattr(checkpoint, "is_intact", read)
+    assert make(tmp_path).find("last")["step"] == 1
+
+
 def test_all_damaged_is_an_error_that_names_them(tmp_path):
     """Each time: a run never begins again by itself."""
     save(tmp_path, 1, 2)

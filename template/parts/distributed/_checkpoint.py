@@ -164,6 +164,8 @@ class Checkpoint:
             except FileNotFoundError:
                 # A training that runs has removed it, after it saved a newer one.
                 return self._find_on_main(which)
+            except OSError:
+                pass  # the disk cannot read it
             damaged.append(path.name)
             note(f"skipped a damaged checkpoint: {path.name}")
         if damaged:

@@ -6,11 +6,13 @@ import fnmatch
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import BeforeValidator
 
 from ..engine.errors import UserError
 from ..engine.runs import RUNS
-from ..engine.settings.config import Names, Section, Tree
+from ..engine.settings.config import Section, Tree
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -25,6 +27,14 @@ INIT_FROM = "finetune.init_from"
 CHECKPOINTS = "checkpoints"
 BEST_OF_SCRIPT = "best_step"  # the name of that step in a script's checkpoint
 SHOWN = 3  # tensors named in a note
+
+
+def separated(value: object) -> object:
+    """Return a list; a flag gives it as a text with commas."""
+    return value.strip("[]").replace(",", " ").split() if isinstance(value, str) else value
+
+
+Names = Annotated[tuple[str, ...], BeforeValidator(separated)]
 
 
 class Finetune(Section):

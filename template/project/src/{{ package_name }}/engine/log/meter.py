@@ -134,8 +134,12 @@ class Meter:
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's values that the next record will average (host sync)."""
-        values = {name: torch.tensor(pairs).tolist() for name, pairs in self._values.items()}
-        return {"values": values, "norms": torch.tensor(self._norms).tolist()}
+        values = {}
+        for name, pairs in self._values.items():
+            if pairs:  # all at once, because each copy waits for the GPU
+                values[name] = torch.stack([torch.stack(pair) for pair in pairs]).tolist()
+        norms = torch.stack(self._norms).tolist() if self._norms else []
+        return {"values": values, "norms": norms}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Add the values of a rank to the next record."""

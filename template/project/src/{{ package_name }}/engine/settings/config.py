@@ -43,11 +43,6 @@ class Section(BaseModel):
 # --- kinds of values
 
 
-def separated(value: object) -> object:
-    """Return a list; a flag gives it as a text with commas."""
-    return value.strip("[]").replace(",", " ").split() if isinstance(value, str) else value
-
-
 def number(value: object) -> object:
     """Read `1e3` for an integer, too. Refuse `1_000`, which is a text in other programs."""
     if not isinstance(value, str):
@@ -68,7 +63,6 @@ Natural = Annotated[int, Number, Field(ge=0)]
 UpToOne = Annotated[float, Number, Field(gt=0, le=1)]
 Factor = Annotated[float, Number, Field(ge=0, le=1)]
 BelowOne = Annotated[float, Number, Field(ge=0, lt=1)]
-Names = Annotated[tuple[str, ...], BeforeValidator(separated)]
 Tree = Annotated[dict[str, Any], BeforeValidator(lambda value: value or {})]
 
 
