@@ -34,44 +34,50 @@ def gather(source: Tensor, spans: Spans, empty: Callable[..., Tensor] = torch.em
     """
     dtype = source.dtype
     source = source.view(SIGNED.get(dtype, dtype))
-    num_rows = spans.num_rows()
-    present = num_rows > 0
-    places = [np.where(present, spans.starts, -1)]
-    if spans.lengths is not None:
-        places.append(spans.lengths)
-    starts, *lengths = torch.from_numpy(np.stack(places)).to(source.device, non_blocking=True)
+    if spans.lengths is None:
+        present = spans.starts >= 0
+        are_whole = True
+        places = spans.starts[None]
+    else:
+        present = spans.lengths > 0
+        are_whole = bool((spans.lengths[present] == spans.width).all())
+        places = np.stack([np.where(present, spans.starts, -1), spans.lengths])
+    starts, *lengths = torch.from_numpy(places).to(source.device, non_blocking=True)
 
     shape = (*starts.shape, spans.width, *source.shape[1:])
     values = empty(shape, dtype=source.dtype, device=source.device)
     flat = values.flatten(0, starts.dim() - 1)
-    are_whole = bool((num_rows[present] == spans.width).all())
     if are_whole and len(source) >= spans.width:
-        outside = _take_windows(source, starts.flatten(), flat)
+        _take_windows(source, starts.flatten(), flat)
+        if not present.all():
+            # Indexing by a mask would wait for the GPU.
+            flat.masked_fill_(_like_rows(starts.flatten()[:, None] < 0, flat), 0)
     else:
-        outside = _take_rows(source, starts.flatten(), lengths[0].flatten(), flat)
-    if not (are_whole and present.all()):
-        # Indexing by a mask would wait for the GPU.
-        flat.masked_fill_(outside.view(*outside.shape, *[1] * (source.dim() - 1)), 0)
+        _take_rows(source, starts.flatten(), lengths[0].flatten(), flat)
     return Rows(values.view(dtype), *lengths)
 
 
-def _take_windows(source: Tensor, starts: Tensor, out: Tensor) -> Tensor:
-    """Fill `out` (n, W, *row) with the windows at `starts` (n,); return which are absent (n, 1).
+def _take_windows(source: Tensor, starts: Tensor, out: Tensor) -> None:
+    """Fill `out` (n, W, *row) with the windows at `starts` (n,), any rows if a start is −1.
 
     One `index_select` over a view of all windows is 10 to 14 times as fast as a copy of each.
     """
     windows = source.unfold(0, out.shape[1], 1).movedim(-1, 1)
     torch.index_select(windows, 0, starts.clamp(min=0), out=out)
-    return starts[:, None] < 0
 
 
-def _take_rows(source: Tensor, starts: Tensor, lengths: Tensor, out: Tensor) -> Tensor:
-    """Fill `out` (n, W, *row) with spans of any lengths (n,); return what is after them (n, W)."""
+def _take_rows(source: Tensor, starts: Tensor, lengths: Tensor, out: Tensor) -> None:
+    """Fill `out` (n, W, *row) with spans of any lengths (n,), and with zeros after them."""
     offsets = torch.arange(out.shape[1], device=source.device)
     outside = offsets >= lengths[:, None]
     rows = (starts[:, None] + offsets).masked_fill_(outside, 0)
     torch.index_select(source, 0, rows.flatten(), out=out.flatten(0, 1))
-    return outside
+    out.masked_fill_(_like_rows(outside, out), 0)
+
+
+def _like_rows(mask: Tensor, rows: Tensor) -> Tensor:
+    """Return a mask (n, W) with as many axes as rows (n, W, *row)."""
+    return mask.view(*mask.shape, *[1] * (rows.dim() - 2))
 
 
 def deliver(
