@@ -78,19 +78,20 @@ def save_checkpoint(trainer: Trainer, run: Path) -> None:
 
 
 def load_checkpoint(folder: Path, pattern: str = "step-*.pt") -> dict:
-    """Return the newest undamaged checkpoint, or an empty dictionary."""
+    """Return the newest undamaged checkpoint, or an empty dictionary if there is none at all."""
     for path in sorted(folder.glob(pattern), reverse=True):
         content = path.read_bytes()
         if path.stem.endswith(hashlib.sha256(content).hexdigest()[:16]):
             # A checkpoint of somebody else cannot run code.
             try:
                 return torch.load(io.BytesIO(content), map_location=DEVICE, weights_only=True)
-            except Exception as error:
-                name = type(error).__name__
-                raise UserError(f"cannot load ({name}): {path}: use another checkpoint") from None
+            except Exception:
+                raise UserError(f"cannot load it: {path}: use another checkpoint") from None
         # With another name, it does not count as one of the two newest.
         print(f"warning: {path} is damaged: renamed to .damaged")
         path.replace(path.with_suffix(".damaged"))
+    if any(folder.glob("*.damaged")):
+        raise UserError(f"no undamaged checkpoint: {folder}: restore one, or start a new run")
     return {}
 
 

@@ -37,6 +37,17 @@ def test_a_damaged_checkpoint_is_skipped() -> None:
     assert records() == whole
 
 
+def test_a_run_whose_checkpoints_are_all_damaged_keeps_its_records(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert train.main([*SMALL, *STEPS]) == 0
+    whole = records()
+    for path in (newest_run() / "checkpoints").glob("*.pt"):
+        path.write_bytes(b"damaged")
+    assert error_of("--resume", capsys).startswith("error: no undamaged checkpoint")
+    assert records() == whole
+
+
 @pytest.mark.parametrize("flags", ["--widht 3", "--width 0", "--precision fp8", "--resume"])
 def test_wrong_flags_are_one_line(flags: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert error_of(flags, capsys).startswith("error: ")

@@ -2,6 +2,13 @@
 # Training. metrics.jsonl has one JSON object per line, for training and evaluation.
 
 
+SIGNALS = [
+    getattr(signal, name)
+    for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1")
+    if hasattr(signal, name)  # Windows has only two of them
+]
+
+
 def collect_signals() -> list[int]:
     """Return a list that receives signals, so that the loop saves and stops; a second one exits."""
     signals: list[int] = []
@@ -12,10 +19,9 @@ def collect_signals() -> list[int]:
         signals.append(number)
         print("saving after this step; press again to exit at once", file=sys.stderr)
 
-    for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1"):
-        number = getattr(signal, name, None)  # Windows has only two of them
+    for number in SIGNALS:
         # Keep ignoring signals that nohup ignores.
-        if number and signal.getsignal(number) != signal.SIG_IGN:
+        if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, receive)
     return signals
 

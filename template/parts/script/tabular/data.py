@@ -163,7 +163,6 @@ class Data:
 
 def ignore_signals(worker: int) -> None:
     """Ignore signals in a worker, because the main process handles them and ends the workers."""
-    for name in ("SIGINT", "SIGHUP", "SIGUSR1"):
-        if hasattr(signal, name):  # Windows has SIGINT only
-            signal.signal(getattr(signal, name), signal.SIG_IGN)
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
