@@ -37,7 +37,7 @@ def gather(source: Tensor, spans: Spans, empty: Callable[..., Tensor] = torch.em
     if spans.lengths is None:
         present = spans.starts >= 0
         are_whole = True
-        places = spans.starts[None]
+        places = np.array(spans.starts)[None]  # a copy, because torch needs one that it may write
     else:
         present = spans.lengths > 0
         are_whole = bool((spans.lengths[present] == spans.width).all())
