@@ -2,19 +2,17 @@
 before its end."""
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from importing import imported
 from made_up import contents, files_of, lines, prepare, prepared, store, values, written
 from rendering import render
-from running import evaluation_of, losses, one_error, run
-from test_questions import refusal
+from running import losses, one_error, run
+from test_lanes import model
 from test_series_faults import GRID, jittered, series
-from test_timeseries import GOOD, SMALL, text
+from test_timeseries import GOOD, SMALL, text, windows
 from workload import Workload
 
 FRAMES = Workload("timeseries+frames")
@@ -22,9 +20,7 @@ THREE = "--frames H1,H4,D1 --history 24,12,5"
 
 
 def of_split(folder: Path, split: str) -> list[Any]:
-    """Every window of a split, one by one."""
-    flags = ("--data.order", "time", "--data.batch_size", "1")
-    return FRAMES.batches(store(folder, "timeseries+frames"), split, *flags)
+    return windows(folder, split, FRAMES)
 
 
 # ---- bars ----------------------------------------------------------------------------------------
@@ -80,7 +76,7 @@ def test_bars_are_as_a_slow_reading_makes_them(tmp_path):
 def test_a_grid_with_jitter_is_that_grid(tmp_path):
     flags = "--frames M15,H1"
     out = prepared(tmp_path / "odd", "timeseries+frames", series(jittered()), flags).out
-    assert "times are up to 40 s off a grid of 900 s" in out
+    assert "times jitter around a grid of 900 s" in out
     assert "gaps" not in out
     exact = prepared(tmp_path / "exact", "timeseries+frames", series(GRID), flags).out
     assert "grid" not in exact
@@ -114,10 +110,8 @@ def test_no_window_sees_an_open_bar_of_jittered_times(frames, seed, tmp_path):
 def test_a_run_of_three_frames_trains_forecasts_and_is_refused_without_the_extra(tmp_path):
     prepared(tmp_path, "timeseries+frames", text(values()), THREE)
     FRAMES.done(*SMALL, cwd=tmp_path)
-    FRAMES.done("evaluate", cwd=tmp_path)
-    assert evaluation_of(tmp_path)["metrics"]["mse"] > 0
+    assert FRAMES.evaluated(tmp_path)["metrics"]["mse"] > 0
     split = FRAMES.predicted(tmp_path)
-    assert split["prediction"].shape == (145, 6, 3)
     written(tmp_path, text(values()[:900]), "new.csv")
     new = FRAMES.predicted(tmp_path, "--input", "new.csv")
     place = int(np.flatnonzero(new["time"] == split["time"][0])[0])
@@ -127,17 +121,15 @@ def test_a_run_of_three_frames_trains_forecasts_and_is_refused_without_the_extra
     one_error(refused, "time frames or gaps: .*: add the extra `frames`")
 
 
-def test_noise_behind_the_training_border_changes_neither_scalers_nor_losses(tmp_path):
+def test_scales_come_from_bars_that_have_closed_before_the_training_border(tmp_path):
     noisy = values()
-    noisy[700:] = 1e3 * np.random.default_rng(1).normal(size=(300, 3))
-    outcomes = []
+    noisy[700:] = 1e3
+    facts = []
     for name, table in (("as_it_is", values()), ("noisy", noisy)):
         folder = tmp_path / name
         prepared(folder, "timeseries+frames", text(table), f"{THREE} --split 700,150,150")
-        FRAMES.done(*SMALL, cwd=folder)
-        outcomes.append((store(folder, "timeseries+frames").facts, losses(folder)))
-    assert outcomes[0] == outcomes[1]
-    assert len(outcomes[0][1]) == 20
+        facts.append(store(folder, "timeseries+frames").facts)
+    assert facts[0] == facts[1]
 
 
 def test_data_of_one_frame_train_alike_with_and_without_the_extra(tmp_path):
@@ -148,27 +140,7 @@ def test_data_of_one_frame_train_alike_with_and_without_the_extra(tmp_path):
     assert losses(tmp_path / "with") == losses(tmp_path / "without")
 
 
-def test_only_timeseries_has_frames(tmp_path):
-    assert refusal(tmp_path, workload="llm", extras=["frames"]).endswith(
-        "only timeseries has frames"
-    )
-
-
 # ---- lanes through several frames ----------------------------------------------------------------
-
-
-def model(order: str) -> Any:
-    sizes = {"width": 8, "depth": 2, "dropout": 0.0, "subtract_last": True, "linear_path": False}
-    settings = SimpleNamespace(
-        model=SimpleNamespace(**sizes), data=SimpleNamespace(order=order, stride=0)
-    )
-    scale = {"history": 24, "mean": [0.0] * 3, "std": [1.0] * 3}
-    frames = [{"name": "H1", "step": 3600, **scale}, {"name": "H4", "step": 14400, **scale}]
-    facts: dict[str, Any] = {"horizon": 6, "targets": [0, 2], "frames": frames}
-    facts |= {"target_mean": [[0.0, 0.0]], "target_std": [[1.0, 1.0]]}
-    torch.manual_seed(0)
-    project = render(workload="timeseries", extras=["frames", "lanes"])
-    return imported(project, "model").build_model(settings, facts)
 
 
 def test_only_frames_that_a_lane_passes_once_are_carried():
@@ -176,10 +148,12 @@ def test_only_frames_that_a_lane_passes_once_are_carried():
     batch = {name: torch.randn(4, 24, 3, generator=generator) for name in ("H1", "H4")}
     batch["target"] = torch.randn(4, 6, 2, generator=generator)
     batch |= {"present": torch.ones(4, dtype=torch.bool), "index": torch.arange(4)}
-    carrying = model("lanes")
+    project = render(workload="timeseries", extras=["frames", "lanes"])
+    steps = {"H1": 3600, "H4": 14400}
+    carrying = model("lanes", project, steps)
     loss = carrying(batch).loss
     assert carrying.recurrent.states[True][1].keys() == {"H1"}
-    plain = model("full")
+    plain = model("full", project, steps)
     assert not hasattr(plain, "recurrent")
     assert torch.equal(loss, plain(batch).loss), "each lane starts here"
 
@@ -220,55 +194,23 @@ def test_windows_across_a_longer_gap_are_left_out_of_each_split(jitter, tmp_path
 def test_a_run_without_windows_across_gaps_trains_evaluates_and_forecasts(tmp_path):
     prepared(tmp_path, "timeseries+frames", series(GAPS), "--max-gap H1 --split 700,100,138")
     FRAMES.done(*SMALL, cwd=tmp_path)
-    evaluation = FRAMES.evaluated(tmp_path)
-    forecast = FRAMES.predicted(tmp_path)
+    repeated = FRAMES.evaluated(tmp_path)["baselines"]["repeat_last"]["mse"]
     table = values(len(GAPS))[:, 0].astype(np.float32)
     seconds = GAPS.astype(np.int64)
-    rows = np.searchsorted(seconds, forecast["time"])
-    targets = np.stack([table[row + 1 : row + 7] for row in rows])
-    assert forecast["prediction"][..., 0].shape == targets.shape
+    rows = np.searchsorted(seconds, FRAMES.predicted(tmp_path)["time"])
+    errors = [table[rows + ahead] - table[rows] for ahead in range(1, 7)]
     std = store(tmp_path, "timeseries+frames").facts["target_std"][0][0]
-    error = np.square(targets - table[rows][:, None]).mean() / std**2
-    repeated = evaluation["baselines"]["repeat_last"]["mse"]
-    assert repeated == pytest.approx(error, rel=1e-4)
+    assert repeated == pytest.approx(np.square(errors).mean() / std**2, rel=1e-4)
 
     written(tmp_path, series(GAPS[200:400]), "new.csv")
     new = FRAMES.predicted(tmp_path, "--input", "new.csv")["time"]
-    expected = [*seconds[200 + 23 : 300], *seconds[300 + 23 : 400]]
-    assert new.tolist() == expected
-    written(tmp_path, series(GAPS[290:310]), "new.csv")
-    one_error(FRAMES.run("predict", "--input", "new.csv", cwd=tmp_path), "shorter than a history")
+    assert new.tolist() == [*seconds[200 + 23 : 300], *seconds[300 + 23 : 400]]
     written(tmp_path, series(GAPS[285:315]), "new.csv")
-    says = "each window .*longer gap: --max-gap H1"
+    says = "no window fits into the 30 rows of the split input"
     one_error(FRAMES.run("predict", "--input", "new.csv", cwd=tmp_path), says)
     with_lanes = render(workload="timeseries", extras=["lanes", "frames"])
     words = (*SMALL, "--data.order", "lanes")
     one_error(run(with_lanes, *words, cwd=tmp_path), "lanes .*--max-gap.*data.order")
-
-
-def test_a_gap_that_is_allowed_changes_no_sample(tmp_path):
-    batches = []
-    for name, flags in (("plain", ""), ("allowed", "--max-gap D1")):
-        prepared(tmp_path / name, "timeseries+frames", series(GAPS), f"--frames M15,H1 {flags}")
-        batches.append(of_split(tmp_path / name, "train"))
-    for plain, allowed in zip(*batches, strict=True):
-        assert all(plain[name].equal(allowed[name]) for name in plain)
-    assert "windows" not in contents(tmp_path / "plain", "timeseries+frames")
-
-
-@pytest.mark.parametrize(
-    ("flags", "says"),
-    [
-        ("--max-gap 2h", "no time frame '2h': --max-gap"),
-        ("--max-gap M5", "300 s is less than the distance of rows, 900 s: --max-gap M5"),
-        ("--max-gap H1 --time-column none --drop date", "rows without times have no gaps"),
-        ("--max-gap M15 --history 290", "each window of the split validation .*--max-gap M15"),
-    ],
-)
-def test_a_limit_of_gaps_that_cannot_be_is_one_line(flags, says, tmp_path):
-    path = written(tmp_path, series(GAPS))
-    one_error(prepare(tmp_path, "timeseries+frames", path, flags), says)
-    assert not (tmp_path / "data" / "manifest.json").exists()
 
 
 # ---- bad input -----------------------------------------------------------------------------------
@@ -278,16 +220,17 @@ BAD: dict[str, tuple[str, str]] = {
     "frames in another order": ("--frames H4,H1", "H1: .*finest first"),
     "too fine a frame": ("--frames M30", "M30: .*multiples of 3600 s"),
     "no frame": ("--frames X1", "no time frame 'X1'"),
+    "no gap": ("--max-gap 2h", "no time frame '2h': --frames, --max-gap"),
+    "each row is behind a gap": ("--max-gap M5", "no window fits into the 700 rows of the split"),
     "too many histories": ("--frames H1,H4 --history 1,2,3", "--history: .*2 for H1, H4"),
+    "no number": ("--history many", "--history: invalid numbers value: 'many'"),
+    "no history": ("--frames H1,H4 --history 0,1", "no window without rows: --history"),
     "too long a history": (
         "--frames H1,D1 --history 24,900",
-        "41 rows are shorter than a history of 900: time frame 'D1'",
+        "no window fits into the 700 rows of the split train",
     ),
     "no rule": ("--frames H1,D1 --aggregate wave=mean", "no rule 'mean'"),
-    "a split without windows": (
-        "--frames H1,D1 --history 12,1 --split 20,280,300",
-        "0 training and 271 validation windows",
-    ),
+    "another column": ("--frames H1,D1 --aggregate wav=max", "no column 'wav'"),
 }
 
 

@@ -1,5 +1,6 @@
 """The extra `lanes`: the state of the LSTM is carried through time, scored so, and resumed."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,15 +28,20 @@ LANES = ("--data.order", "lanes", "--data.batch_size", "4", "--monitor.every_ste
 WORDS = ("train", *TINY["timeseries"], *LANES, "--evaluation.every_steps", "8")
 
 
-def model(order: str, **sizes: Any) -> Any:
+def model(
+    order: str, project: Path = PROJECT, frames: dict[str, int] | None = None, **sizes: Any
+) -> Any:
+    """frames: their seconds, by name."""
     given = {"width": 8, "depth": 2, "dropout": 0.0, "subtract_last": False, "linear_path": False}
     data = SimpleNamespace(order=order, stride=0)
     settings = SimpleNamespace(model=SimpleNamespace(**given | sizes), data=data)
-    frame = {"name": "rows", "step": 3600, "history": 24, "mean": [0.0] * 3, "std": [1.0] * 3}
-    facts: dict[str, Any] = {"horizon": 6, "targets": [0, 2], "frames": [frame]}
+    scale = {"history": 24, "mean": [0.0] * 3, "std": [1.0] * 3}
+    steps = frames or {"rows": 3600}
+    facts: dict[str, Any] = {"horizon": 6, "targets": [0, 2]}
+    facts["frames"] = [{"name": name, "step": step, **scale} for name, step in steps.items()]
     facts |= {"target_mean": [[0.0, 0.0]], "target_std": [[1.0, 1.0]]}
     torch.manual_seed(0)
-    return imported(PROJECT, "model").build_model(settings, facts)
+    return imported(project, "model").build_model(settings, facts)
 
 
 def batch(length: int = 24) -> dict[str, torch.Tensor]:
@@ -62,12 +68,11 @@ def test_a_carried_state_is_that_of_one_long_window():
 
 def test_without_lanes_the_extra_changes_no_weight_and_no_loss():
     """The forecaster that carries a state starts from the same weights."""
-    one, other = model("lanes", subtract_last=True), model("full", subtract_last=True)
-    assert all(map(torch.equal, one.state_dict().values(), other.state_dict().values()))
-    plain = imported(render(), "model").Forecaster
-    assert one.state_dict().keys() == other.state_dict().keys()
-    assert type(other).__name__ == plain.__name__
-    assert torch.equal(one(batch()).loss, other(batch()).loss), "each lane starts here"
+    carrying = model("lanes", subtract_last=True)
+    plain = model("full", subtract_last=True)
+    assert all(map(torch.equal, carrying.state_dict().values(), plain.state_dict().values()))
+    assert type(plain).__name__ == "Forecaster"
+    assert torch.equal(carrying(batch()).loss, plain(batch()).loss), "each lane starts here"
 
 
 @pytest.mark.parametrize("framework", choices("framework"))

@@ -465,7 +465,8 @@ def read_again(workload: str, trained: Any, path: Path, folder: Path, **flags: s
     if workload == "tabular":
         imported(project, "commands.predict").new_rows(path, flags, trained, folder)
     else:
-        imported(project, "prepare.fill").new_store(path, flags, trained, folder)
+        source = imported(project, "prepare.tables").Source(path, flags, trained.source)
+        imported(project, "dataset").write_new(folder, source, trained)
     opened = store(folder, workload, "")
     return {name: array.rows().tobytes() for name, array in opened.arrays.items()}
 

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..engine.data.store import StoreWriter
 from ..engine.errors import UserError
-from .scaling import BLOCK_ROWS
+from .scaling import BLOCK_ROWS, Scaler
+from .splits import Lines
 
 if TYPE_CHECKING:
     from .tables import Block, Source
 
+Facts = dict[str, Any]
 JITTER = 0.1  # rows may be early or late by this fraction of their usual distance
 BEFORE_ALL = np.iinfo(np.int64).min // 2  # earlier than any time
 FIX = "fix it, or see --time-column, --drop, --missing and --decimal"
 SORT = (
-    "sort the rows, and keep one per time (read to the second); if no column is a time, `prepare` "
-    "with --time-column none"
+    "fill in missing times, sort the rows, and keep one per time (read to the second); if no "
+    "column is a time, `prepare` with --time-column none"
 )
 
 
@@ -38,109 +40,92 @@ class Series:
         return len(self.times)
 
 
-def blocks_of(array: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield the rows of an array, in blocks."""
-    for start in range(0, len(array), BLOCK_ROWS):
-        yield array[start : start + BLOCK_ROWS]
+# --- reading
 
 
 def read_series(
     writer: StoreWriter,
     source: Source,
     flags: dict[str, Any],
-    only: list[str] | None = None,
+    names: Sequence[str] = (),
     arrays: tuple[str, str] = ("rows", "time"),
 ) -> Series:
-    """Write the values and the times of a table, or of its columns `only`, as two `arrays`.
+    """Write the values and the times of a table as two `arrays`.
 
-    Raises `UserError`, with row and column, for a table that is not a series.
+    names: the columns to read; by default all but the time and those of --drop. Raises `UserError`,
+    with row and column, for a table that is not a series.
     """
-    blocks = source.blocks()
-    first = next(blocks)
-    time, names = choose_columns(first, flags, only)
+    time = flags.get("time_column")
     fill = flags.get("fill")
-    last_values = np.full(len(names), np.nan)
-    last_time = BEFORE_ALL
-    num_filled = 0
-    num_rows = 0
-
-    for block in chain([first], blocks):
-        values = np.stack([block.numbers(name, FIX) for name in names], 1)
-        if fill:
-            num_filled += int(np.isnan(values).sum())
-            values = fill_gaps(values, last_values)
-        check_known(block, names, values)
-        if time == "none":
-            times = np.arange(num_rows, num_rows + block.num_rows)
-        else:
-            times = read_times(block, time, last_time)
-        writer.append(arrays[0], values.astype(np.float32))
-        writer.append(arrays[1], times)
-        last_values = values[-1]
+    last_time = -1 if time == "none" else BEFORE_ALL
+    last_values: dict[str, float] = {}
+    for block in source.blocks():
+        time = time or next(iter(block.columns))
+        names = names or choose_columns(block, time, flags["drop"])
+        columns = []
+        for name in names:
+            column = block.numbers(name, FIX)
+            if fill:
+                column = fill_gaps(column, last_values.get(name, np.nan))
+                last_values[name] = column[-1]
+            check_known(block, name, column)
+            columns.append(column.astype(np.float32))
+        times = read_times(block, time, last_time)
         last_time = times[-1]
-        num_rows += block.num_rows
+        writer.append(arrays[0], np.stack(columns, 1))
+        writer.append(arrays[1], times)
 
-    if num_filled:
-        print(f"note: empty cells filled with the last value: {num_filled:,}")
     writer.source = {"file": source.path.name, **source.style, "time_column": time, "fill": fill}
     times = writer.appended(arrays[1])
-    return Series(names, times, writer.appended(arrays[0]), find_step(times))
+    return Series([*names], times, writer.appended(arrays[0]), find_step(times))
 
 
-def choose_columns(
-    block: Block, flags: dict[str, Any], only: list[str] | None
-) -> tuple[str, list[str]]:
-    """Return the name of the time column, `none` if rows count, and the names of the values."""
+def choose_columns(block: Block, time: str, drop: list[str]) -> list[str]:
+    """Return the names of all columns but `time` and those to drop."""
     from .tables import place_of
 
-    header = list(block.columns)
-    time = flags.get("time_column") or header[0]
-    drop = flags.get("drop", [])
-    names = only or [name for name in header if name not in (time, *drop)]
-    for name in [time, *drop, *names]:
-        if name != "none":
-            place_of(name, header, block.path)
+    for name in drop:
+        place_of(name, block.columns, block.path)
+    names = [name for name in block.columns if name not in (time, *drop)]
     if not names:
         remedy = "add at least one column of numbers next to the time"
         raise UserError("no column of numbers", str(block.path), remedy)
-    return time, names
+    return names
 
 
-def fill_gaps(values: np.ndarray, last: np.ndarray) -> np.ndarray:
-    """Replace each NaN in values (rows, C) by the last known value, never by a later one.
+def fill_gaps(column: np.ndarray, last: float) -> np.ndarray:
+    """Replace each NaN in a column (rows,) by the last known value, never by a later one.
 
-    last: the values (C,) before the first row.
+    last: the value before the first row.
     """
-    padded = np.concatenate([last[None], values])
-    rows = np.arange(len(padded))[:, None]
+    padded = np.append(last, column)
+    rows = np.arange(len(padded))
     last_known = np.maximum.accumulate(np.where(np.isnan(padded), 0, rows))
-    return np.take_along_axis(padded, last_known, 0)[1:]
+    return padded[last_known[1:]]
 
 
-def check_known(block: Block, names: list[str], values: np.ndarray) -> None:
-    """Raise `UserError` for the first NaN in values (rows, C)."""
-    is_missing = np.isnan(values)
+def check_known(block: Block, name: str, column: np.ndarray) -> None:
+    """Raise `UserError` for the first NaN in a column (rows,)."""
+    is_missing = np.isnan(column)
     if is_missing.any():
-        row, column = np.argwhere(is_missing)[0]
         remedy = "fill it in, or run `prepare` with --fill last to use the value before, if any"
-        raise block.error("an empty cell", row, names[column], remedy)
+        raise block.error("an empty cell", int(is_missing.argmax()), name, remedy)
 
 
-def read_times(block: Block, column: str, last: int) -> np.ndarray:
-    """Return times (rows,) int64. last: the time of the row before.
+def read_times(block: Block, name: str, last: int) -> np.ndarray:
+    """Return times (rows,) int64, or the numbers of the rows if `name` is `none`.
 
-    Raises `UserError` for a row that is not later than the row before.
+    last: the time of the row before. Raises `UserError` for a row that is not later than that.
     """
-    times = block.times(column)
+    if name == "none":
+        return last + 1 + np.arange(block.num_rows)
+    times = block.times(name)
     seconds = times.astype(np.int64)
-    distances = np.diff(seconds, prepend=last)
-    is_wrong = np.isnat(times) | (distances <= 0)
+    is_wrong = np.isnat(times) | (np.diff(seconds, prepend=last) <= 0)
     if is_wrong.any():
         row = int(is_wrong.argmax())
-        cell = block.column(column)[row]
-        if not cell.is_valid:
-            raise block.error("a time is missing", row, column, "fill it in, or remove the row")
-        raise block.error(f"'{cell}' is not later than the time before", row, column, SORT)
+        cell = block.column(name)[row]
+        raise block.error(f"'{cell}' is not later than the time before", row, name, SORT)
     return seconds
 
 
@@ -148,43 +133,80 @@ def find_step(times: np.ndarray) -> int:
     """Return the usual distance of rows, in seconds. Print how many are further apart."""
     if len(times) < 2:
         return 1
-    step = max(int(np.median(np.diff(times[:BLOCK_ROWS]))), 1)
+    step = int(np.median(np.diff(times[:BLOCK_ROWS])))
     gaps = 0
-    for start in range(0, len(times) - 1, BLOCK_ROWS):
+    for start in range(0, len(times), BLOCK_ROWS):
         distances = np.diff(times[start : start + BLOCK_ROWS + 1])
-        gaps += int((distances > longest_step(step)).sum())
+        gaps += int((distances > (1 + 2 * JITTER) * step).sum())
     if gaps:
         print(f"note: gaps in time, which windows run across: {gaps:,}")
     return step
 
 
-def longest_step(step: int) -> float:
-    """Return the largest distance of rows that follow each other, with jitter."""
-    return (1 + 2 * JITTER) * step
-
-
 # --- what a model is built from
 
 
-def find_targets(given: str | None, names: list[str], source: Source) -> list[int]:
-    """Return the columns that `--targets` names; all of them by default."""
-    from .tables import place_of
+def describe_frame(name: str, series: Series, history: int, num_known: int) -> tuple[Facts, Lines]:
+    """Return the metadata of an array, and a summary line for each of its columns.
 
-    wanted = given.split(",") if given else names
-    return [place_of(name.strip(), names, source.path) for name in wanted]
-
-
-def check_windows(splits: dict[str, list[int]], reach: int, horizon: int, where: str) -> None:
-    """Raise `UserError`, with `where`, if no window fits into training or validation.
-
-    reach: the first row with a complete history.
+    The scales come from its first `num_known` rows.
     """
-    if min(reach, horizon) < 1:
+    scaler = Scaler(len(series.names))
+    for start in range(0, num_known, BLOCK_ROWS):
+        scaler.add(series.values[start : min(start + BLOCK_ROWS, num_known)])
+    mean, std = scaler.scale()
+    facts = {
+        "name": name,
+        "history": history,
+        "step": series.step,
+        "mean": mean.tolist(),
+        "std": std.tolist(),
+    }
+    return facts, scaler.columns(series.names)
+
+
+def describe(names: list[str], targets: list[int], horizon: int, frames: list[Facts]) -> Facts:
+    """Return the metadata that a model is built from. The first frame has the targets."""
+    if min(horizon, *(frame["history"] for frame in frames)) < 1:
         remedy = "use at least 1 row for each"
         raise UserError("no window without rows", "--history, --horizon", remedy)
+    return {
+        "columns": names,
+        "targets": targets,
+        "horizon": horizon,
+        "frames": frames,
+        "target_mean": [[frames[0]["mean"][place] for place in targets]],
+        "target_std": [[frames[0]["std"][place] for place in targets]],
+    }
+
+
+def count_windows(
+    first_targets: range | np.ndarray, splits: dict[str, list[int]], horizon: int
+) -> list[str]:
+    """Return how many windows each split has, such as `8,521 train`.
+
+    first_targets: the rows of the first targets of all windows. Raises `UserError` if a split has
+    none, except for test.
+    """
     counts = []
-    for first, last in splits.values():
-        counts.append(max(last - horizon - max(first, reach) + 1, 0))
-    if not (counts[0] and counts[1]):
-        what = f"{counts[0]} training and {counts[1]} validation windows fit into the split"
-        raise UserError(what, where, "give it more rows, or use a smaller --history")
+    for name, (first, last) in splits.items():
+        end = bisect_left(first_targets, last - horizon + 1)
+        count = max(end - bisect_left(first_targets, first), 0)
+        if count == 0 and name != "test":
+            remedy = "give it more rows, or `prepare` with a smaller --history"
+            what = f"no window fits into the {last - first} rows of the split {name}"
+            raise UserError(what, "--history", remedy)
+        counts.append(f"{count:,} {name}")
+    return counts
+
+
+def is_close(step: int, usual_step: int) -> bool:
+    """Whether a distance of rows is the usual one, with jitter."""
+    return abs(step - usual_step) <= 2 * JITTER * usual_step
+
+
+def check_step(series: Series, usual_step: int, where: str) -> None:
+    """Raise `UserError` if the rows are not as far apart as in the training data."""
+    if len(series) > 1 and not is_close(series.step, usual_step):
+        what = f"rows are {series.step} s apart, but {usual_step} s in the training data"
+        raise UserError(what, where, "provide data with the same step")

@@ -16,15 +16,13 @@ from .engine.data.store import Store, StoreWriter
 from .engine.errors import UserError
 from .engine.interfaces import Batch, Rows, Spans
 from .engine.plugins import discover
-from .prepare.frames import Frame, describe, resample, write_frames
-from .prepare.series import Series
-from .prepare.splits import borders
+from .prepare.frames import TEMPORARY, fill, make_frames, write_frames
+from .prepare.series import Series, check_step, read_series
 from .settings import WORKLOAD
 
 if TYPE_CHECKING:
+    from .prepare.tables import Source
     from .settings import Sections
-
-METRICS = ("mse", "mae", "mse_original", "mae_original")
 
 
 class Samples:
@@ -75,11 +73,14 @@ class Samples:
         return indices + self.first if self._rows is None else self._rows[indices]
 
     def spans(self, indices: np.ndarray, epoch: int) -> dict[str, Spans]:
-        present = indices >= 0
-        rows = np.where(present, self.first_targets(indices), 0)
-        spans = {self.base["name"]: _window(rows, present, self.base["history"], self.horizon)}
+        rows = self.first_targets(indices)
+        history = self.base["history"]
+        starts = np.where(indices < 0, -1, rows - history)
+        spans = {self.base["name"]: Spans(starts, history + self.horizon)}
         for frame, closed in zip(self.others, self._closed, strict=True):
-            spans[frame["name"]] = _window(closed[rows - 1], present, frame["history"], 0)
+            history = frame["history"]
+            starts = np.where(indices < 0, -1, closed[rows - 1] - history)
+            spans[frame["name"]] = Spans(starts, history)
         return spans
 
     def batch(self, rows: dict[str, Rows]) -> Batch:
@@ -95,51 +96,40 @@ class Samples:
         return batch
 
 
-def _window(ends: np.ndarray, present: np.ndarray, history: int, horizon: int) -> Spans:
-    return Spans(np.where(present, ends - history, -1), history + horizon)
-
-
 # --- baselines: metrics without a model
 
 
 def finish(metrics: dict[str, float], store: Store, split: str) -> dict[str, float]:
     """Add `r2`: 1 − squared error ÷ variance of the split's standardized targets."""
-    variance = float(_targets(store, *store.splits[split]).var(0).mean())
+    variance = float(standardized(store, *store.splits[split]).var(0).mean())
     if variance > 0 and "mse" in metrics:
         return {**metrics, "r2": 1 - metrics["mse"] / variance}
     return metrics
 
 
-def _targets(store: Store, first: int, last: int) -> np.ndarray:
+def standardized(store: Store, first: int, last: int) -> np.ndarray:
     """Return the standardized target columns (rows, G), float64."""
-    targets = store.facts["targets"]
-    frame = store.facts["frames"][0]
-    values = store.arrays[frame["name"]].rows()[first:last, targets]
-    return (values - np.array(frame["mean"])[targets]) / np.array(frame["std"])[targets]
+    facts = store.facts
+    values = store.arrays[facts["frames"][0]["name"]].rows()[first:last, facts["targets"]]
+    return (values - np.array(facts["target_mean"])) / np.array(facts["target_std"])
 
 
 def baselines(store: Store, settings: Sections | None, split: str) -> dict[str, dict[str, float]]:
-    """Return the metrics of the training mean, and of repeating the last value."""
+    """Return the errors of the training mean, and of repeating the last value."""
     samples = Samples(store, settings, split)
-    first_targets = samples.first_targets(np.arange(len(samples)))
-    first = first_targets[0] - 1
-    rows = _targets(store, first, first_targets[-1] + samples.horizon)
-    last_known = first_targets - 1 - first
-    scale = np.array(store.facts["target_std"])
+    last_known = samples.first_targets(np.arange(len(samples))) - 1
+    first = last_known[0]
+    rows = standardized(store, first, last_known[-1] + samples.horizon + 1)
+    last_known -= first
     baselines = {}
     for name, forecast in {"mean": 0.0, "repeat_last": rows[last_known]}.items():
-        totals = np.zeros(len(METRICS))
+        squared = 0.0
+        absolute = 0.0
         for ahead in range(1, samples.horizon + 1):
             error = rows[last_known + ahead] - forecast
-            original = error * scale
-            totals += [
-                np.square(error).mean(),
-                np.abs(error).mean(),
-                np.square(original).mean(),
-                np.abs(original).mean(),
-            ]
-        metrics = dict(zip(METRICS, (totals / samples.horizon).tolist(), strict=True))
-        baselines[name] = finish(metrics, store, split)
+            squared += float(np.square(error).mean())
+            absolute += float(np.abs(error).mean())
+        baselines[name] = {"mse": squared / samples.horizon, "mae": absolute / samples.horizon}
     return baselines
 
 
@@ -148,7 +138,18 @@ def baseline_loss(store: Store, split: str) -> float:
     return min(metrics["mse"] for metrics in baselines(store, None, split).values())
 
 
-def _made_up_series(count: int) -> Series:
+# --- series without `prepare`
+
+
+def synthesize(folder: Path, settings: Any) -> None:
+    """Write 20,000 synthetic hours, and bars of four hours, which are always the same."""
+    frames = make_frames(made_up_series(20_000), {"H1": 48, "H4": 24}, rules={})
+    with StoreWriter(folder, WORKLOAD) as writer:
+        fill(writer, frames, targets=[0, 1, 2], horizon=12, split="0.7,0.15,0.15")
+        writer.source = {"kind": "synthetic"}
+
+
+def made_up_series(count: int) -> Series:
     """Generate hourly rows of three columns, with daily and weekly cycles and slow drift."""
     random = np.random.default_rng(22)
     hours = np.arange(count)
@@ -166,12 +167,16 @@ def _made_up_series(count: int) -> Series:
     return Series(["load", "warmth", "price"], midnight + 3600 * hours, values, 3600)
 
 
-def synthesize(folder: Path, settings: Any) -> None:
-    """Write 20,000 synthetic hours, which are always the same."""
-    series = _made_up_series(20_000)
-    splits = borders("0.7,0.15,0.15", len(series))
-    frames = [Frame("H1", series, 48), Frame("H4", resample(series, 4 * 3600, {}), 24)]
-    facts, _ = describe(frames, splits["train"][1], targets=[0, 1, 2], horizon=12)
+def write_new(folder: Path, source: Source, trained: Store) -> None:
+    """Write a series to predict, with the frames and the metadata of the training data."""
+    facts = trained.facts
+    flags = trained.source
+    step = facts["frames"][0]["step"]
+    histories = {frame["name"]: frame["history"] for frame in facts["frames"]}
     with StoreWriter(folder, WORKLOAD) as writer:
-        write_frames(writer, frames, splits, facts)
-        writer.source = {"kind": "synthetic"}
+        series = read_series(writer, source, flags, facts["columns"], TEMPORARY)
+        frames = make_frames(series, histories, flags.get("aggregate", {}), step)
+        base = frames[0].bars
+        check_step(base, step, str(source.path))
+        write_frames(writer, frames, {"input": [0, len(base)]}, 0, flags.get("max_gap"))
+        writer.facts = {**facts, **writer.facts}

@@ -16,15 +16,20 @@ from .engine.data.store import Store, StoreWriter
 from .engine.errors import UserError
 from .engine.interfaces import Batch, Rows, Spans
 from .engine.plugins import discover
-from .prepare.fill import describe
-from .prepare.series import Series
+from .prepare.series import (
+    Series,
+    check_step,
+    count_windows,
+    describe,
+    describe_frame,
+    read_series,
+)
 from .prepare.splits import borders
 from .settings import WORKLOAD
 
 if TYPE_CHECKING:
+    from .prepare.tables import Source
     from .settings import Sections
-
-METRICS = ("mse", "mae", "mse_original", "mae_original")
 
 
 class Samples:
@@ -79,40 +84,33 @@ class Samples:
 
 def finish(metrics: dict[str, float], store: Store, split: str) -> dict[str, float]:
     """Add `r2`: 1 − squared error ÷ variance of the split's standardized targets."""
-    variance = float(_targets(store, *store.splits[split]).var(0).mean())
+    variance = float(standardized(store, *store.splits[split]).var(0).mean())
     if variance > 0 and "mse" in metrics:
         return {**metrics, "r2": 1 - metrics["mse"] / variance}
     return metrics
 
 
-def _targets(store: Store, first: int, last: int) -> np.ndarray:
+def standardized(store: Store, first: int, last: int) -> np.ndarray:
     """Return the standardized target columns (rows, G), float64."""
-    targets = store.facts["targets"]
-    frame = store.facts["frames"][0]
-    values = store.arrays["rows"].rows()[first:last, targets]
-    return (values - np.array(frame["mean"])[targets]) / np.array(frame["std"])[targets]
+    facts = store.facts
+    values = store.arrays["rows"].rows()[first:last, facts["targets"]]
+    return (values - np.array(facts["target_mean"])) / np.array(facts["target_std"])
 
 
 def baselines(store: Store, settings: Sections | None, split: str) -> dict[str, dict[str, float]]:
-    """Return the metrics of the training mean, and of repeating the last value."""
+    """Return the errors of the training mean, and of repeating the last value."""
     samples = Samples(store, settings, split)
     count = len(samples)
-    rows = _targets(store, samples.first - 1, samples.first + count + samples.horizon - 1)
-    scale = np.array(store.facts["target_std"])
+    rows = standardized(store, samples.first - 1, samples.first + count + samples.horizon - 1)
     baselines = {}
     for name, forecast in {"mean": 0.0, "repeat_last": rows[:count]}.items():
-        totals = np.zeros(len(METRICS))
+        squared = 0.0
+        absolute = 0.0
         for ahead in range(1, samples.horizon + 1):
             error = rows[ahead : ahead + count] - forecast
-            original = error * scale
-            totals += [
-                np.square(error).mean(),
-                np.abs(error).mean(),
-                np.square(original).mean(),
-                np.abs(original).mean(),
-            ]
-        metrics = dict(zip(METRICS, (totals / samples.horizon).tolist(), strict=True))
-        baselines[name] = finish(metrics, store, split)
+            squared += float(np.square(error).mean())
+            absolute += float(np.abs(error).mean())
+        baselines[name] = {"mse": squared / samples.horizon, "mae": absolute / samples.horizon}
     return baselines
 
 
@@ -121,7 +119,23 @@ def baseline_loss(store: Store, split: str) -> float:
     return min(metrics["mse"] for metrics in baselines(store, None, split).values())
 
 
-def _made_up_series(count: int) -> Series:
+# --- series without `prepare`
+
+
+def synthesize(folder: Path, settings: Any) -> None:
+    """Write 20,000 synthetic hours, which are always the same."""
+    series = made_up_series(20_000)
+    splits = borders("0.7,0.15,0.15", len(series))
+    frame, _ = describe_frame("rows", series, history=48, num_known=splits["train"][1])
+    with StoreWriter(folder, WORKLOAD) as writer:
+        writer.append("rows", series.values)
+        writer.append("time", series.times)
+        writer.facts = describe(series.names, [0, 1, 2], horizon=12, frames=[frame])
+        writer.splits = splits
+        writer.source = {"kind": "synthetic"}
+
+
+def made_up_series(count: int) -> Series:
     """Generate hourly rows of three columns, with daily and weekly cycles and slow drift."""
     random = np.random.default_rng(22)
     hours = np.arange(count)
@@ -139,15 +153,12 @@ def _made_up_series(count: int) -> Series:
     return Series(["load", "warmth", "price"], midnight + 3600 * hours, values, 3600)
 
 
-def synthesize(folder: Path, settings: Any) -> None:
-    """Write 20,000 synthetic hours, which are always the same."""
-    series = _made_up_series(20_000)
-    splits = borders("0.7,0.15,0.15", len(series))
-    border = splits["train"][1]
-    facts, _ = describe(series, border, targets=[0, 1, 2], history=48, horizon=12)
+def write_new(folder: Path, source: Source, trained: Store) -> None:
+    """Write a series to predict, with the metadata of the training data."""
+    frame = trained.facts["frames"][0]
     with StoreWriter(folder, WORKLOAD) as writer:
-        writer.append("rows", series.values)
-        writer.append("time", series.times)
-        writer.facts = facts
-        writer.splits = splits
-        writer.source = {"kind": "synthetic"}
+        series = read_series(writer, source, trained.source, trained.facts["columns"])
+        check_step(series, frame["step"], str(source.path))
+        writer.facts = trained.facts
+        writer.splits = {"input": [0, len(series)]}
+        count_windows(range(frame["history"], len(series) + 1), writer.splits, horizon=0)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..engine.runs import find_run
-from ..prepare.flags import add_new
+from ..prepare.splits import add_input
 from ..trained import (
     add_flags,
     collected,
@@ -22,20 +22,19 @@ from ..trained import (
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `predict`."""
-    time = "`time` in it, if any, is in seconds since 1970, or a row number"
+    time = "`time` in it is in seconds since 1970, or a row number"
     add_flags(parser, output=f".npz; {time} (default: predictions.npz in the run's folder)")
-    add_new(parser)
+    new = "new series, whose last window forecasts the rows after it"
+    add_input(parser, new, required=False)
 
 
 def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
-    """Write `prediction` for each window.
-
-    For a series also `columns`, the names of the targets, and `time`, the last known row.
-    """
+    """Write `prediction` for each window, `time`, the last known row, and the target `columns`."""
     import numpy as np
 
+    from ..dataset import write_new
     from ..engine.data.store import Store
-    from ..prepare.fill import new_store
+    from ..prepare.tables import Source
 
     split = "input" if arguments.input else arguments.split
     folder = find_run(arguments.run)
@@ -44,16 +43,17 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     project, step = open_run(folder, settings, arguments, needs_data=not arguments.input)
     with tempfile.TemporaryDirectory() as temporary:
         if arguments.input:
-            new_store(Path(arguments.input), vars(arguments), project.store, Path(temporary))
+            trained = project.store
+            source = Source(Path(arguments.input), vars(arguments), trained.source)
+            write_new(Path(temporary), source, trained)
             project = replace(project, store=Store.open(Path(temporary)))
         loader = project.loader(split)
         samples: Any = loader.samples
         windows = collected(project, loader)
         index = windows.pop("index")
-        if "time" in samples.store.arrays:
-            times = samples.store.arrays["time"].rows()
-            windows["time"] = times[samples.first_targets(index) - 1]
-            facts = samples.store.facts
-            windows["columns"] = np.array(facts["columns"])[facts["targets"]]
+        times = project.store.arrays["time"].rows()
+        windows["time"] = times[samples.first_targets(index) - 1]
+        facts = project.store.facts
+        windows["columns"] = np.array(facts["columns"])[facts["targets"]]
     write_output(output, windows)
     print(f"{len(index):,} forecasts of step {step} are in {output}")

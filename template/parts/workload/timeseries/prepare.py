@@ -5,20 +5,17 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ..prepare.flags import add_flags
-from ..prepare.splits import add_input, destination, print_summary
-
-if TYPE_CHECKING:
-    from ..engine.data.store import Store
+from ..prepare.splits import add_input, borders, destination, print_summary
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `prepare`."""
     add = parser.add_argument
     add_input(parser, "a series")
-    add_flags(parser)
+    text = "number of past rows that a forecast sees (default: 96)"
+    add("--history", type=int, default=96, metavar="ROWS", help=text)
     text = "number of rows to forecast (default: 24)"
     add("--horizon", type=int, default=24, metavar="ROWS", help=text)
     text = (
@@ -39,25 +36,25 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     """Read, check and write the series, and print a summary."""
-    from ..engine.data.store import Store, StoreWriter
-    from ..prepare.fill import fill
-    from ..prepare.tables import Source
+    from ..engine.data.store import StoreWriter
+    from ..prepare.series import count_windows, describe, describe_frame, read_series
+    from ..prepare.tables import Source, place_of
     from ..settings import WORKLOAD
 
+    history = arguments.history
+    horizon = arguments.horizon
     source = Source(Path(arguments.input), vars(arguments))
     with destination(load().data.path, arguments.dry_run) as folder:
         with StoreWriter(folder, WORKLOAD) as writer:
-            lines = fill(writer, source, vars(arguments))
-        report(Store.open(folder))
+            series = read_series(writer, source, vars(arguments))
+            names = arguments.targets.split(",") if arguments.targets else series.names
+            targets = [place_of(name.strip(), series.names, source.path) for name in names]
+            splits = borders(arguments.split, len(series))
+            frame, lines = describe_frame("rows", series, history, splits["train"][1])
+            writer.facts = describe(series.names, targets, horizon, [frame])
+            writer.splits = splits
+            counts = count_windows(range(history, len(series)), splits, horizon)
+
+        print(f"rows:       {len(series):,}, {history} in a window")
+        print(f"windows:    {', '.join(counts)}")
         print_summary(writer, arguments.dry_run, lines)
-
-
-def report(store: Store) -> None:
-    """Print the numbers of rows and windows."""
-    from ..dataset import Samples
-
-    for frame in store.facts["frames"]:
-        num_rows = store.arrays[frame["name"]].shape[0]
-        print(f"{frame['name'] + ':':12}{num_rows:,}, {frame['history']} in a window")
-    counts = [f"{len(Samples(store, None, name)):,} {name}" for name in store.splits]
-    print(f"windows:    {', '.join(counts)}")
