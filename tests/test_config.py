@@ -220,10 +220,6 @@ def test_a_list_is_one_in_files_and_flags(text):
     [
         ("{model.dropout: 2}", "model.dropout cannot be '2': config.yaml phase 1: Input should be"),
         ("{model.width: 8}", "a phase cannot change model.width: config.yaml phase 1: set it for"),
-        (
-            "{compile.mode: reduce-overhead, training.gradient_accumulation_steps: 2}",
-            "overwrites accumulated gradients",
-        ),
     ],
 )
 def test_wrong_phases_are_one_line(tree, line):

@@ -175,4 +175,4 @@ def test_windows_look_back_only():
 
 def test_a_width_that_heads_cannot_share_is_refused(tmp_path):
     result = GRAPH.run("train", "--model.width", "18", cwd=tmp_path)
-    one_error(result, "width of 18", "--model.width", "multiple of model.heads")
+    one_error(result, "width of 18", "model.width", "multiple of model.heads")

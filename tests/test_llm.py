@@ -518,7 +518,7 @@ def test_text_that_cannot_be_prepared(content, flags, says, tmp_path):
             ("16", "table of 8 positions", "context"),
         ),
         (
-            "--compile.mode max-autotune --training.gradient_accumulation_steps 2",
+            "--compile.enabled true --compile.mode max-autotune --training.gradient_accumulation_steps 2",
             ("pytorch#169545",),
         ),
     ],

@@ -127,7 +127,7 @@ def test_a_folder_of_the_environment_that_is_not_there_is_one_line(tmp_path):
         os.environ["TRAINING_ROOT"] = "nowhere"
 
     refused = run(TABULAR, "train", cwd=tmp_path, before=put)
-    one_error(refused, "the folder does not exist", "create it, or unset it")
+    one_error(refused, "No such file or directory", "nowhere")
 
 
 # ---- signals and neighbours ----

@@ -223,7 +223,7 @@ def test_two_ranks_start_from_whole_and_from_sharded_weights(distributed, tmp_pa
         assert second.code == 0
     if distributed == "fsdp":
         refused = run(render(**answers), *words, "three", cwd=tmp_path)
-        one_error(refused, "the checkpoint is a folder", "distributed=fsdp if it has shards")
+        one_error(refused, "no valid checkpoint", "folders need distributed=fsdp")
     check_run(project, *words, "three", "--name", "four", cwd=tmp_path)
     assert_tensors(tensors(tmp_path), expected)
     state = last_state(tmp_path)

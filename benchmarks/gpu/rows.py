@@ -152,7 +152,7 @@ def train(folder: Path, overrides: Row, loader: Any = None, around: Any = None) 
             project("train").train(run)
         if session.exit_code:  # a signal: the row would be of fewer steps than the others
             sys.exit(session.exit_code)
-    record = project("engine.log.record").Record(place)
+    record = project("engine.log.report").Record(place)
     return Training(record.training, record.evaluations, session.run, ready)
 
 

@@ -53,12 +53,7 @@ def remembered(folder: Path) -> Callable[[], Any]:
     prepared(folder / "data")
     store = engine("data.store").Store.open(folder / "data")
     store.remember(folder)
-
-    def load() -> Any:
-        known = engine("data.store").Store.remembered(folder)
-        return known and vars(known)
-
-    return load
+    return lambda: vars(engine("data.store").Store.remembered(folder))
 
 
 def saved(folder: Path) -> Callable[[], Any]:

@@ -49,7 +49,7 @@ class Checkpoint:
     must be the same on resume, such as the data and the schedule.
     """
 
-    NAME = re.compile(r"step-\d{8}(-best)?-[0-9a-f]{16}\.pt")
+    NAME = re.compile(r"step-\d{8}(-best)?-[0-9a-f]{16}(\.pt)?")  # a folder if it has shards
 
     def __init__(
         self,
@@ -169,21 +169,15 @@ class Checkpoint:
             damaged.append(path.name)
             note(f"skipped a damaged checkpoint: {path.name}")
         if damaged:
-            remedy = f"restore one into {self.folder}"
+            remedy = f"restore one into {self.folder}; folders need distributed=fsdp"
             raise UserError("no valid checkpoint", ", ".join(damaged), remedy)
         remedy = "continue it with `train --resume`, or name another run"
         raise NoCheckpoint("the run has no checkpoint yet", str(self.folder.parent), remedy)
 
     def candidates(self, which: str) -> list[Path]:
         """Return checkpoints, intact or not, in the order in which they are tried."""
-        paths = []
-        for path in sorted(self.folder.glob("step-*"), reverse=True):
-            if self.NAME.fullmatch(path.name):
-                paths.append(path)
-            elif path.is_dir() and not path.suffix:
-                what = "the checkpoint is a folder"
-                remedy = "use the version that saved it, or distributed=fsdp if it has shards"
-                raise UserError(what, str(path), remedy)
+        newest_first = sorted(self.folder.glob("step-*"), reverse=True)
+        paths = [path for path in newest_first if self.NAME.fullmatch(path.name)]
         if which == "best":
             paths.sort(key=is_marked_best, reverse=True)
         elif which != "last":

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import shutil
 import warnings
 from collections.abc import Callable
@@ -47,8 +46,6 @@ class Checkpoint(WholeCheckpoint):
     joined before the next save, and before the run ends. It exchanges values in a group of its own,
     because the steps use the other one at the same time.
     """
-
-    NAME = re.compile(r"step-\d{8}(-best)?-[0-9a-f]{16}(\.pt)?")
 
     def __init__(self, *arguments: Any, **parts: Any):
         super().__init__(*arguments, **parts)

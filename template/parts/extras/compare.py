@@ -11,8 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import UserError
 from ..engine.files import read_json, replacing, write_text
-from ..engine.log.record import Record, numbers
-from ..engine.log.report import Cells, aligned, duration, markdown, plot, table
+from ..engine.log.report import (
+    Cells,
+    Record,
+    aligned,
+    duration,
+    markdown,
+    numbers,
+    plot,
+    table,
+)
 from ..engine.runs import RUNS, all_runs, find_run, typed_run
 from ..engine.settings.sources import read
 from ..hooks.details import seconds

@@ -13,12 +13,14 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from ..engine.files import read_json, read_rows, replacing, write_text
-from ..engine.log.record import Record, Row, numbers
 from ..engine.log.report import (
     NO_METRICS,
     Cells,
+    Record,
+    Row,
     duration,
     markdown,
+    numbers,
     plot,
     side_by_side,
     table,

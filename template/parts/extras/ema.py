@@ -17,12 +17,12 @@ from ..engine.errors import UserError
 from ..engine.settings.config import BelowOne, Natural, Positive, Section
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
+    from ..engine.run.checkpoint import Checkpoint, State
     from ..engine.run.run import Run
 
-WEIGHTS = "averaged"
-"""The value of `--weights` that selects the averages."""
+AVERAGED = "averaged"  # the value of `--weights` that selects the averages
 
 
 class Ema(Section):
@@ -73,7 +73,7 @@ class Hook:
         """Move the averages towards the weights, faster at first, to forget initial weights."""
         import torch
 
-        from ..engine.compute.shards import own
+        from ..engine.compute.precision import own
 
         if run.step % self.settings.every_steps:
             return
@@ -102,13 +102,13 @@ class Hook:
     def after_evaluation(self, run: Run, metrics: dict[str, float]) -> None:
         """Add the results; the loss of the trained weights still decides the best checkpoint."""
         for name, value in self.metrics.items():
-            metrics[f"{name}_{WEIGHTS}"] = value
+            metrics[f"{name}_{AVERAGED}"] = value
 
     def _exchange(self, model: Any) -> None:
         """Swap weights and averages in place, since CUDA graphs and buckets keep addresses."""
         import torch
 
-        from ..engine.compute.shards import own
+        from ..engine.compute.precision import own
 
         with torch.no_grad():
             for average, weight in zip(self.averages.values(), self.weights, strict=True):
@@ -121,13 +121,14 @@ class Hook:
             model.reshard()
 
 
-def use(model: nn.Module, states: dict[str, Any]) -> None:
-    """Copy the averages of a checkpoint into a model. Raises `UserError` if there are none."""
-    if "ema" not in states:
+def load_averages(checkpoint: Checkpoint, saved: State) -> None:
+    """Copy the averages of a checkpoint into the model. Raises `UserError` if there are none."""
+    if "ema" not in saved["hooks"]:
         what = "the checkpoint has no averaged weights"
         remedy = "use --weights trained, or continue training with the extra ema"
-        raise UserError(what, f"--weights {WEIGHTS}", remedy)
+        raise UserError(what, f"--weights {AVERAGED}", remedy)
     from ..engine.compute.filling import fill
 
-    for name, parameter in model.named_parameters():
-        fill(parameter, states["ema"]["averages"][name])
+    state = checkpoint.complete(saved["hooks"]["ema"], saved["path"])
+    for name, parameter in checkpoint.parts["model"].named_parameters():
+        fill(parameter, state["averages"][name])

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..engine.compute import gpu_table
 from ..engine.errors import UserError
-from ..engine.log.record import Record, numbers
+from ..engine.log.report import Record, numbers
 from ..engine.settings.sources import read
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .shards import own
+from .precision import own
 
 
 def fill(tensor: Any, source: Tensor) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from ..engine.compute.shards import own
+from ..engine.compute.precision import own
 from ..engine.errors import NonFinite, UserError
 from ..engine.interfaces import Batch
 from ..engine.run.explanations import advice

@@ -74,10 +74,6 @@ def parse_word(word: str, settings: Settings, errors: list[UserError], space: Sp
         errors.append(UserError(f"{word} has only one value", FLAG, remedy))
     else:
         space[key] = CategoricalDistribution(list(dict.fromkeys(values)))
-    # Report conflicts of a single key here; conflicts of several keys end their trial.
-    for variant in variants:
-        for what, _, remedy in variant.conflicts():
-            errors.append(UserError(what, FLAG, remedy))
 
 
 def obstacle_to(key: str, space: Space) -> str:

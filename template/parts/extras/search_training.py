@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import UserError
 from ..engine.files import lock, write_json
-from ..engine.log.record import Record
+from ..engine.log.report import Record
 from .trials import SETTINGS, SOURCE
 
 if TYPE_CHECKING:

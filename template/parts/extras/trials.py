@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from ..engine.compute.gpus import Card, this_card
 from ..engine.errors import UserError
 from ..engine.files import read_json
-from ..engine.log.record import Record
+from ..engine.log.report import Record
 
 if TYPE_CHECKING:
     from ..engine.settings.config import Settings

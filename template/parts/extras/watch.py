@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from ..engine.log.record import Row
-from ..engine.log.report import show, table
+from ..engine.log.report import Row, show, table
 from ..engine.settings.config import Section
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
+from ..runs import is_run
 from ..settings.config import Auto, Section
 
 # Names in the environment whose values are never shown.
@@ -99,6 +100,12 @@ class Guarded:
         """The tracker's project: the setting, or the name of the package."""
         package = str(__package__).partition(".")[0]
         return self.settings.tracker.project or package
+
+    @property
+    def name(self) -> str:
+        """The name of the run, or of one of its phases: `NAME/phase-1`."""
+        parent = self.folder.parent
+        return f"{parent.name}/{self.folder.name}" if is_run(parent) else self.folder.name
 
 
 def shown(error: Exception) -> str:

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ..files import read_json, write_json
-from ..runs import run_name
 from .tracking import Guarded
 
 IDENTITY = "tracker.json"
@@ -64,7 +63,7 @@ class Tracker(Guarded):
 
         from mlflow.entities import Param
 
-        run = self.client.create_run(experiment_id, run_name=run_name(self.folder))
+        run = self.client.create_run(experiment_id, run_name=self.name)
         self.id = run.info.run_id
         write_json(self.folder / IDENTITY, {"id": self.id})
         settings = self.settings

@@ -16,7 +16,6 @@ from urllib.parse import urlsplit
 from uuid import uuid4
 
 from ..files import read_json, write_json
-from ..runs import run_name
 from .tracking import Guarded
 
 IDENTITY = "tracker.json"
@@ -36,7 +35,7 @@ class Tracker(Guarded):
         self.tracked = wandb.init(
             project=self.project,
             id=identity,
-            name=run_name(self.folder),
+            name=self.name,
             dir=self.folder,
             config=self.settings.model_dump(),
             mode=mode,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Literal
 
 from .engine.settings import config
@@ -49,11 +48,6 @@ class Model(Section):
     dropout: BelowOne = 0.1
     """Fraction of the units that dropout removes. Markets are mostly noise, so larger values help
     on few years; 0 learns fastest."""
-
-    def conflicts(self) -> Iterator[tuple[str, list[str], str]]:
-        if self.width % self.heads:
-            what = f"a width of {self.width} is not divisible by {self.heads} heads"
-            yield what, ["model.width", "model.heads"], "make model.width a multiple of model.heads"
 
 
 class GraphBuilder(Section):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 from pydantic import Field
 
+from .engine.errors import UserError
 from .engine.settings import config
 from .engine.settings.config import Auto, BelowOne, Natural, Positive, Section
 from .engine.settings.loader import LoaderSettings
@@ -99,24 +99,24 @@ class Model(Section):
 
     @property
     def shape(self) -> Size:
-        """The size, with `layers`, `heads` and `width` replaced if they are set."""
+        """The size, with `layers`, `heads` and `width` replaced if they are set.
+
+        Raises `UserError` if the heads do not divide the width.
+        """
         size = SIZES[self.size]
         for name in size._fields:
             value = getattr(self, name)
             if value:
                 size = size._replace(**{name: value})
+        of_head, remainder = divmod(size.width, size.heads)
+        where = "model.heads, model.width"
+        if remainder:
+            what = f"a width of {size.width} is not divisible by {size.heads} heads"
+            raise UserError(what, where, f"choose a multiple of {size.heads} as width")
+        if self.positions == "rotary" and of_head % 2:
+            what = f"rotary positions need pairs, but a head has {of_head} numbers"
+            raise UserError(what, where, "choose an even width per head")
         return size
-
-    def conflicts(self) -> Iterator[tuple[str, list[str], str]]:
-        """Yield combinations of values that do not fit together."""
-        _, heads, width = self.shape
-        sizes = ["model.size", "model.heads", "model.width"]
-        if width % heads:
-            remedy = f"choose a multiple of {heads}, or another number of heads"
-            yield f"model.width {width} is not divisible by {heads} heads", sizes, remedy
-        elif self.positions == "rotary" and width // heads % 2:
-            what = f"rotary positions need pairs, but a head has {width // heads} numbers"
-            yield what, sizes, "choose an even width per head"
 
 
 class Sections(config.Settings):

@@ -23,7 +23,7 @@ from .config import ENVIRONMENT, SETTINGS, Settings, load
 from .engine.errors import RANK, UserError, UserErrors, note
 from .engine.plugins import names
 from .engine.run.explanations import explain
-from .engine.runs import ROOT, prepare_process, project_root, typed_path
+from .engine.runs import prepare_process, project_root, typed_path
 from .engine.settings.sources import Layer, suggestion
 from .engine.signals import end, listen
 
@@ -77,14 +77,13 @@ def run(words: list[str]) -> int:
         arguments, unknown = parser.parse_known_args(words[1:])
     except SystemExit:  # after --help
         return 0
-    enter_root()
-
     errors = parser.explain(unknown)
     settings = partial(load_settings, arguments, errors)
-    if errors or arguments.print_config:
-        print(settings().to_yaml(), end="")  # raises the errors, if there are any
-        return 0
     try:
+        enter_root()
+        if errors or arguments.print_config:
+            print(settings().to_yaml(), end="")  # raises the errors, if there are any
+            return 0
         return command.run(arguments, settings) or 0
     except (ImportError, OSError, RuntimeError, MemoryError) as error:
         explained = explain(error, command=name)
@@ -148,13 +147,8 @@ def load_settings(
 
 
 def enter_root() -> None:
-    """Change to the folder that has the settings, the data, the runs and the commit.
-
-    Raises `UserError` if $TRAINING_ROOT is not a folder.
-    """
+    """Change to the folder that has the settings, the data, the runs and the commit."""
     root = project_root()
-    if not os.path.isdir(root):  # Path.is_dir raises for a path that is too long
-        raise UserError("the folder does not exist", f"${ROOT} {root}", "create it, or unset it")
     if not root.samefile(Path.cwd()):
         os.chdir(root)
         note(f"using the settings, data and runs in {root}")

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from .engine.errors import UserError
 from .engine.files import replacing
-from .engine.plugins import discover
+from .engine.plugins import discover, names
 from .engine.runs import CONFIG, find_run, typed_path, typed_run
 
 if TYPE_CHECKING:
     import numpy as np
 
     from .engine.data.loader import Loader
-    from .engine.run.checkpoint import Checkpoint, State
 
 
 # --- flags
@@ -32,8 +31,10 @@ def add_flags(parser: argparse.ArgumentParser, split: bool = True, output: str =
     add("--run", "--run-name", type=typed_run, metavar="RUN", help=run_help)
     which = "which checkpoint to load (default: best)"
     add("--checkpoint", choices=["best", "last"], default="best", help=which)
-    which = "which weights to load: trained, or those of a hook (default: trained)"
-    add("--weights", default="trained", metavar="NAME", help=which)
+    parser.set_defaults(weights="trained")
+    if "ema" in names("hooks"):  # the extra `ema`
+        which = "which weights to load (default: trained)"
+        add("--weights", choices=["trained", "averaged"], help=which)
     if split:
         splits = ["train", "validation", "test"]
         which = "which split to use (default: %(default)s)"
@@ -50,10 +51,10 @@ def open_run(
 ) -> tuple[Any, int]:
     """Return a trained run's project with the weights of a checkpoint, and the checkpoint's step.
 
-    arguments: `checkpoint` is best or last; `weights` may name a hook, whose weights replace the
-    trained ones. needs_data: if False, the store may have no rows, only the metadata that the run
-    keeps of its data. Raises `UserError` if the run has no valid checkpoint, or if the data are not
-    those that it was trained on.
+    arguments: `checkpoint` is best or last; `weights` is trained, or averaged with the extra `ema`.
+    needs_data: if False, the store may have no rows, only the metadata that the run keeps of its
+    data. Raises `UserError` if the run has no valid checkpoint, or if the data are not those that
+    it was trained on.
     """
     from .assemble import assemble, open_store
     from .engine.compute.distributed import Distributed
@@ -63,9 +64,7 @@ def open_run(
     distributed = Distributed()
     checkpoint = Checkpoint(folder / "checkpoints", distributed)
     saved = checkpoint.find(arguments.checkpoint)
-    store = Store.remembered(folder)
-    if store is None or needs_data:
-        store = open_store(settings, Store.may_be_synthetic(folder))
+    store = open_store(settings) if needs_data else Store.remembered(folder)
     if saved["must_match"].get("data") != store.fingerprint:
         what = "the run was trained on other data"
         remedy = "set --data.path to the data of the run, or prepare the same data again"
@@ -73,7 +72,10 @@ def open_run(
 
     project = assemble(settings, distributed, store)
     checkpoint.parts = {"model": project.model}
-    load_weights(checkpoint, saved, arguments.weights)
+    checkpoint.restore(saved, ["model"])
+    if arguments.weights != "trained":
+        for module in discover("hooks", "load_averages"):
+            module.load_averages(checkpoint, saved)
     project.wrapped.eval()  # and what it wraps; `evaluate` restores the mode of the wrapper
     return project, saved["step"]
 
@@ -91,19 +93,6 @@ def load_run(run: str | Path | None = None, checkpoint: str = "best") -> Any:
     arguments = argparse.Namespace(checkpoint=checkpoint, weights="trained")
     project, _ = open_run(folder, settings, arguments)
     return project
-
-
-def load_weights(checkpoint: Checkpoint, saved: State, weights: str) -> None:
-    """Load a checkpoint's weights, or those that a hook stored in it."""
-    checkpoint.restore(saved, ["model"])
-    if weights == "trained":
-        return
-    hooks = {hook.WEIGHTS: hook for hook in discover("hooks", "WEIGHTS")}
-    if weights not in hooks:
-        remedy = f"choose one of {', '.join(['trained', *hooks])}"
-        raise UserError(f"no hook has weights {weights!r}", "--weights", remedy)
-    states = checkpoint.complete({"hooks": saved["hooks"]}, saved["path"])["hooks"]
-    hooks[weights].use(checkpoint.parts["model"], states)
 
 
 # --- predictions

@@ -54,12 +54,12 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
 
 def write_results(folder: Path, settings: Any, results: dict[str, Any]) -> None:
     """Write `evaluation.json`, and send the metrics to the tracker."""
-    from ..engine.log.tracker import Tracker
+    from ..engine.log.run_log import find_trackers
 
     write_json(folder / "evaluation.json", results)
     split = results["split"]
-    tracker = Tracker(folder, settings)
-    tracker.open()
     numbers = {f"{split}/{name}": value for name, value in results["metrics"].items()}
-    tracker.log(results["step"], numbers)
-    tracker.close()
+    for tracker in find_trackers(folder, settings):
+        tracker.open()
+        tracker.log(results["step"], numbers)
+        tracker.close()

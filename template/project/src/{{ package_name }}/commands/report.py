@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from ..engine.runs import find_run, run_name, typed_run
+from ..engine.runs import find_run, typed_run
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,6 +18,6 @@ def run(arguments: argparse.Namespace, load: Any) -> None:
     from ..engine.log.report import write_report
 
     folder = find_run(arguments.run)
-    for name, text in [("run", run_name(folder)), *write_report(folder)]:
+    for name, text in write_report(folder):
         print(f"{name:<11}{text}")
     print(f"\n{folder / 'report.md'}")

@@ -41,7 +41,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--resume", nargs="?", const="", type=typed_run, metavar="RUN", help=resume)
     add("--name", help="name of the new run (default: date and time)")
     stop = "stop this call after step N; training.max_steps shortens the schedule, too"
-    add("--max-steps", type=int, metavar="N", help=stop)
+    add("--max-steps", type=int, default=0, metavar="N", help=stop)
     minutes = "train for about N minutes on this machine, but no more steps than the settings allow"
     add("--minutes", type=float, metavar="N", help=minutes)
     parser.set_defaults(phase=None)
@@ -79,20 +79,13 @@ def run(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
 
 def resumed_folder(arguments: argparse.Namespace) -> Path | None:
     """Return the folder of the run to resume; None for a new run. Raises `UserError`."""
-    if arguments.max_steps is not None and arguments.max_steps < 1:
-        what = f"a run cannot have {arguments.max_steps} steps"
-        raise UserError(what, "--max-steps", "give at least 1")
-    minutes = arguments.minutes
-    if minutes is not None and (not minutes > 0 or arguments.resume is not None):
-        what = "only a new run can be given minutes, and more than 0"
-        raise UserError(what, "--minutes", "give a number above 0, or resume without it")
-
     # A later phase continues the newest run.
     if arguments.resume is None and (arguments.phase or 1) <= 1:
         return None
-    if arguments.name is not None:
-        remedy = "remove it, or start a new run"
-        raise UserError("a resumed run keeps its name", f"--name {arguments.name}", remedy)
+    for flag in ("name", "minutes"):
+        if getattr(arguments, flag) is not None:
+            what = "a resumed run keeps its name and its steps"
+            raise UserError(what, f"--{flag}", "remove it, or start a new run")
     folder = find_training(arguments.resume)
     is_phase = (folder.parent / CONFIG).exists()
     return folder.parent if is_phase else folder
@@ -124,26 +117,30 @@ def train(
     with ExitStack() as holding:
         distributed.on_all_ranks(hold)
         changed = changes(folder, settings) if resumed else []
-        train_in = partial(train_run, distributed, arguments.max_steps or 0, changed)
+        train_in = partial(train_run, distributed, limit=arguments.max_steps, changes=changed)
         session = phases.train(folder, changed, train_in) if phases else train_in(folder, settings)
 
-    if distributed.is_main:
-        print_end(session, folder)
     # The first process to end takes the others with it, so all wait until rank 0 has reported.
-    distributed.on_all_ranks(lambda: None)
+    distributed.on_all_ranks(lambda: print_end(session, folder))
     return session.exit_code
 
 
 def train_run(
-    distributed: Distributed, limit: int, changed: list[str], folder: Path, settings: Settings
+    distributed: Distributed, folder: Path, settings: Settings, **options: Any
 ) -> Session:
     """Train in a folder, or resume what is in it; return the session, which has ended.
 
-    limit: stop after this step. changed: what a resume changes of the settings, for notes.
+    options: further arguments of `Session`.
     """
+    from ..assemble import assemble, open_store
+    from ..engine.run.session import Session
     from ..train import train
 
-    session = make_session(folder, settings, distributed, limit=limit, changes=changed)
+    def build(settings: Settings) -> Project:
+        return assemble(settings, distributed, open_store(settings))
+
+    resumed = distributed.gather_objects((folder / CONFIG).exists())[0]
+    session = Session(folder, settings, build, distributed, resumed=resumed, **options)
     with session:
         run = session.start()
         gc.enable()
@@ -151,30 +148,9 @@ def train_run(
     return session
 
 
-def make_session(
-    folder: Path, settings: Settings, distributed: Distributed, **options: Any
-) -> Session:
-    """Return a session that trains in a folder, on synthetic data if there are no others.
-
-    options: further arguments of `Session`.
-    """
-    from ..assemble import assemble, open_store
-    from ..engine.data.store import Store
-    from ..engine.run.session import Session
-
-    resumed = distributed.gather_objects((folder / CONFIG).exists())[0]
-    # A resumed run whose data are gone must not continue on others.
-    synthetic = not resumed or Store.may_be_synthetic(folder)
-
-    def build(settings: Settings) -> Project:
-        return assemble(settings, distributed, open_store(settings, synthetic))
-
-    return Session(folder, settings, build, distributed, resumed=resumed, **options)
-
-
 def print_end(session: Session, folder: Path) -> None:
-    """Print the step at which the call ended, and the command that continues the run."""
-    if session.run is None:
+    """Print on rank 0 the step at which the call ended, and the command that continues the run."""
+    if session.run is None or not session.is_main:
         return
     where = f"at step {session.run.step} of {session.run.num_steps}"
     if session.finished:
@@ -200,8 +176,7 @@ def changes(folder: Path, settings: Settings) -> list[str]:
             continue
         is_fixed = section in ("data", "model") and name not in FREE
         if key in FIXED or is_fixed:
-            former = "nothing" if old == "" else old
-            what = f"a resumed run cannot change {key} from {former} to {new}"
+            what = f"a resumed run cannot change {key} from {old!r} to {new!r}"
             raise UserError(what, origin, "keep the value, or start a new run")
         changed.append(f"{key} is {new}; it was {old}")
     return changed
@@ -222,22 +197,15 @@ def within(minutes: float, settings: Settings, distributed: Distributed) -> Sett
     gc.collect()  # frees what the timed steps held
     seconds = 60 * minutes - (time.perf_counter() - start_time)
     steps = max(1, int(TRAINING_SHARE * seconds / seconds_per_step))
-    steps = min(distributed.gather_objects(min(steps, num_steps)))  # the same on all ranks
+    steps = min(distributed.gather_objects(min(steps, num_steps)))  # as the slowest rank
     return settings.replaced({"training.max_steps": steps}, f"--minutes {minutes:g}")
 
 
 def time_steps(settings: Settings, distributed: Distributed) -> tuple[float, int]:
-    """Return the seconds of a step of the slowest rank, and how many steps the settings ask for."""
-    from ..train import train
-
-    with (
-        TemporaryDirectory() as folder,
-        redirect_stdout(io.StringIO()),
-        make_session(Path(folder), settings, distributed, limit=TIMED_STEPS, trial=True) as session,
-    ):
-        run = session.start()
-        train(run)
-        if session.exit_code or run.record is None:
-            raise SystemExit(session.exit_code)
-        seconds_per_step = max(distributed.gather_objects(run.record["step_ms"] / 1000))
-        return seconds_per_step, run.num_steps
+    """Return the seconds of a step, and how many steps the settings ask for."""
+    with TemporaryDirectory() as folder, redirect_stdout(io.StringIO()):
+        session = train_run(distributed, Path(folder), settings, limit=TIMED_STEPS, trial=True)
+    run = session.run
+    if session.exit_code or run is None or run.record is None:
+        raise SystemExit(session.exit_code)
+    return run.record["step_ms"] / 1000, run.num_steps

@@ -86,8 +86,7 @@ def all_runs() -> list[Path]:
 def find_run(name_or_path: str | Path | None = None) -> Path:
     """Return the same as `find_training`, but the newest phase of a run that has phases."""
     folder = find_training(name_or_path)
-    phases = sorted(folder.glob("phase-*"), key=lambda phase: (len(phase.name), phase.name))
-    return phases[-1] if phases else folder
+    return max(folder.glob("phase-*"), key=started, default=folder)
 
 
 def find_training(name_or_path: str | Path | None = None) -> Path:
@@ -109,33 +108,25 @@ def find_training(name_or_path: str | Path | None = None) -> Path:
     raise UserError(f"no run '{name_or_path}'", f"{RUNS}/", f"the newest runs are {known}")
 
 
-def run_name(folder: Path) -> str:
-    """Return the name of a run, or of one of its phases: `NAME/phase-1`."""
-    is_phase = (folder.parent / CONFIG).exists()
-    return f"{folder.parent.name}/{folder.name}" if is_phase else folder.name
-
-
 def new_run(name: str | None = None) -> Path:
     """Make and return the folder of a new run, named after the local time unless `name` is given.
 
     Raises `UserError` if the name is taken or is no plain folder name, or nothing can be written.
     """
-    stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
-    candidates = [stamp, *(f"{stamp}_{number}" for number in range(2, 100))]
-    if name is not None:
-        # The commands that the run prints must be readable as such.
-        if not re.fullmatch(PLAIN_NAME, name):
-            what = f"run name {name[:60]!r} is not a plain folder name"
-            raise UserError(what, "--name", "use letters, digits, - and _, with no - at the start")
-        candidates = [name]
-
-    # Two runs that start within one second both get a folder: only one `mkdir` succeeds.
-    for candidate in candidates:
-        with suppress(FileExistsError):
-            (RUNS / candidate).mkdir(parents=True)
-            return RUNS / candidate
-    remedy = f"choose another name, or continue it with --resume {name}"
-    raise UserError(f"run '{candidates[0]}' exists already", f"{RUNS}/", remedy)
+    # The commands that the run prints must be readable as such.
+    if name is not None and not re.fullmatch(PLAIN_NAME, name):
+        what = f"run name {name[:60]!r} is not a plain folder name"
+        raise UserError(what, "--name", "use letters, digits, - and _, with no - at the start")
+    folder = RUNS / (name or time.strftime("%Y-%m-%d_%H-%M-%S"))
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError as error:
+        if name is None:  # another run has started within this second
+            time.sleep(1)
+            return new_run()
+        remedy = f"choose another name, or continue it with --resume {name}"
+        raise UserError(f"run '{name}' exists already", f"{RUNS}/", remedy) from error
+    return folder
 
 
 def write_status(run: Path, state: str, reason: str, step: int) -> None:

@@ -5,13 +5,15 @@ Settings in `config.yaml` control them, and `describe` reports at every start wh
 
 from __future__ import annotations
 
-import functools
 import os
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+
+from ..errors import UserError
 
 if TYPE_CHECKING:
     from ..settings.config import Settings
@@ -53,17 +55,7 @@ def checkpoint_blocks(blocks: list[nn.Module]) -> None:
     for block in blocks:
         # A head is left out, because its backward follows its forward at once.
         if getattr(block, "recomputes", True):
-            block.forward = _checkpointed(block.forward)
-
-
-def _checkpointed(forward: Any) -> Any:
-    @functools.wraps(forward)
-    def run(*inputs: Any, **named: Any) -> Any:
-        if not torch.is_grad_enabled():
-            return forward(*inputs, **named)
-        return checkpoint(forward, *inputs, use_reentrant=False, **named)
-
-    return run
+            block.forward = partial(checkpoint, block.forward, use_reentrant=False)
 
 
 def compiles(settings: Settings, capability: Capability | None) -> tuple[bool, str]:
@@ -94,12 +86,17 @@ def compile_blocks(blocks: list[Any], settings: Settings, capability: Capability
     enabled, why = compiles(settings, capability)
     options = settings.compile
     compilable = [block for block in blocks if enabled and _can_compile(block)]
+    records_graphs = options.mode in CUDA_GRAPHS
+    if compilable and records_graphs and settings.training.gradient_accumulation_steps > 1:
+        what = f"compile.mode {options.mode} overwrites accumulated gradients (pytorch#169545)"
+        remedy = "set it to 1, or compile.mode to default or max-autotune-no-cudagraphs"
+        raise UserError(what, "training.gradient_accumulation_steps", remedy)
     for block in compilable:
         dynamic: bool | str | None = options.dynamic
         if dynamic == "auto":
             dynamic = getattr(block, "ragged", None)
         block.compile(mode=options.mode, dynamic=dynamic, fullgraph=options.fullgraph)
-        if options.mode in CUDA_GRAPHS:
+        if records_graphs:
             _eager_without_gradient(block)
     if enabled and len(compilable) < len(blocks):
         why = "RNNs and modules of torch.nn are not compiled"
@@ -161,12 +158,7 @@ def describe(
     for name, setting, state, reason in rows:
         if isinstance(state, bool):
             state = "on" if state else "off"
-        value = settings.value(setting)
-        if isinstance(value, bool):
-            value = str(value).lower()
-        elif isinstance(value, tuple):
-            value = ", ".join(value)
-        why = f"{setting} {value}"
+        why = f"{setting} {settings.value(setting)}".lower()  # true and false, as in YAML
         if reason:
             why += f": {reason}"
         described.append({"name": name, "state": str(state), "why": why})

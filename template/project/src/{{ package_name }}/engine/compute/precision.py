@@ -20,8 +20,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .shards import own
-
 HALF = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp8": torch.bfloat16}
 SCALE = 65536.0  # GradScaler's default, for a mean loss; here it is a sum over targets
 
@@ -75,8 +73,14 @@ def mean_and_clip(optimizer: torch.optim.Optimizer, divisor: Tensor, clip: float
     parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     norm = torch.nn.utils.get_total_norm(gradients)
-    if hasattr(norm, "full_tensor"):  # the norm of a sharded model is a DTensor
+    if hasattr(norm, "full_tensor"):  # FSDP has sharded all gradients
         norm = norm.full_tensor()
+        gradients = [own(gradient) for gradient in gradients]
     larger = torch.maximum(divisor, norm / clip) if clip else divisor
-    torch._foreach_div_([own(gradient) for gradient in gradients], larger)
+    torch._foreach_div_(gradients, larger)
     return norm / divisor
+
+
+def own(tensor: Any) -> Any:
+    """Return this rank's rows of a tensor that FSDP has sharded, or another tensor as it is."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor

@@ -151,17 +151,10 @@ class Store:
         write_json(run / REMEMBERED, self.manifest)
 
     @classmethod
-    def may_be_synthetic(cls, run: Path) -> bool:
-        """Whether a run was trained on synthetic data, or has no valid record of its data."""
-        store = cls.remembered(run)
-        return store is None or store.source.get("kind") == SYNTHETIC
-
-    @classmethod
-    def remembered(cls, run: Path) -> Store | None:
-        """Return the data of a run, without rows; None if it has no valid record of them."""
+    def remembered(cls, run: Path) -> Store:
+        """Return the data that a run was trained on, without rows."""
         path = run / REMEMBERED
-        manifest = read_json(path)
-        return cls(path, manifest) if is_sealed(manifest) else None
+        return cls(path, read_json(path))
 
 
 class StoreWriter:

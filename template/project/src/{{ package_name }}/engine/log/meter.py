@@ -66,8 +66,7 @@ class Meter:
         self._unchecked.append(("loss", self.step + 1, loss))
         self._values["loss"].append((loss, output.total_weight))
         for name, (total, count) in output.metrics.items():
-            pair = (total.detach().float(), count.float())
-            self._values.setdefault(name, []).append(pair)
+            self._values.setdefault(name, []).append((total.detach(), count))
         self.num_batches += 1
 
     def total_weight(self) -> Tensor:
@@ -98,11 +97,11 @@ class Meter:
         """
         sums = []
         for name, pairs in self._values.items():
-            values = torch.stack([value for value, _ in pairs])
-            weights = torch.stack([weight for _, weight in pairs])
+            values = torch.stack([value for value, _ in pairs]).float()
+            weights = torch.stack([weight for _, weight in pairs]).float()
             if name == "loss":  # is a mean; the others are sums
                 values = values * weights
-            sums.append(torch.stack([values.sum(), weights.sum()]).float())
+            sums.append(torch.stack([values.sum(), weights.sum()]))
         totals = self.distributed.sum_over_ranks(torch.stack(sums))
         means = (totals[:, 0] / totals[:, 1].clamp(min=1)).tolist()
         self.check()

@@ -18,22 +18,21 @@ from typing import TYPE_CHECKING, Any, TextIO
 from tqdm import tqdm
 
 from ..files import read_rows, write_text
-from .record import Row
-from .report import duration
+from ..plugins import discover
+from .report import Row, duration
 
 if TYPE_CHECKING:
     from ..run.progress import Progress
-    from .tracker import Tracker
 
 
 class RunLog:
-    """The lines, records and events of a run. tracker: None without one, and on other ranks."""
+    """The lines, records and events of a run. trackers: none in trials and on other ranks."""
 
-    def __init__(self, folder: Path, settings: Any, is_main: bool, tracker: Tracker | None):
+    def __init__(self, folder: Path, settings: Any, is_main: bool, trackers: list[Any]):
         self.folder = folder
         self.show_bar = settings.monitor.progress
         self.is_main = is_main
-        self.tracker = tracker
+        self.trackers = trackers
         self.step = 0  # of the last record
         self.first_step = 0  # after which this call trains
         self.num_steps = 0
@@ -65,9 +64,10 @@ class RunLog:
         self._bar = tqdm(
             total=num_steps, initial=step, unit="step", dynamic_ncols=True, disable=disable
         )
-        address = self.tracker.open(step) if self.tracker else ""
-        if address:
-            self.line(f"tracked in {address}")
+        for tracker in self.trackers:
+            address = tracker.open(step)
+            if address:
+                self.line(f"tracked in {address}")
 
     # --- lines
 
@@ -112,14 +112,13 @@ class RunLog:
             what = f"{self.folder}: {error.strerror}"
             text = f"{what}: metrics wait in memory, training continues: free some space"
             self.alert(self.step, "disk", text)
-        if self.tracker is None:
-            return
         group = record.get("split", "train")
         numbers = {}
         for name, value in record.items():
             if isinstance(value, float) and name != "time":
                 numbers[f"{group}/{name}"] = value
-        self.tracker.log(record["step"], numbers)
+        for tracker in self.trackers:
+            tracker.log(record["step"], numbers)
 
     # --- events and files
 
@@ -142,16 +141,21 @@ class RunLog:
 
     def send_files(self, step: int, files: list[Path]) -> None:
         """Send plots (.png) and texts (.md) of an evaluation to the tracker."""
-        if self.tracker is not None:
-            self.tracker.show(step, {f"validation/{file.stem}": file for file in files})
+        for tracker in self.trackers:
+            tracker.show(step, {f"validation/{file.stem}": file for file in files})
 
     def close(self) -> None:
         """Write what is left. Every rank calls it, also after an error."""
         with suppress(OSError):
             self._file.close()
         self._bar.close()
-        if self.tracker is not None:
-            self.tracker.close()
+        for tracker in self.trackers:
+            tracker.close()
+
+
+def find_trackers(folder: Path, settings: Any) -> list[Any]:
+    """Return the run's tracker; none if the project has no `tracker.py`."""
+    return [module.Tracker(folder, settings) for module in discover("engine.log", "Tracker")]
 
 
 def training_line(record: Row, metrics: Iterable[str]) -> str:

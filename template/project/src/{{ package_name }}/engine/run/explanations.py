@@ -23,15 +23,15 @@ def explain(
 
     settings: of a training. The extra `diagnose` knows more failures, by the words of libraries.
     """
-    explained: UserError | None = None
     memory = missing_memory(error)
     if memory:
         return out_of_memory(memory, settings, command)
     if "remedies" in names("engine.run"):
-        explained = import_module(f"{PACKAGE}.engine.run.remedies").explain(error, command)
-    if explained is not None or isinstance(error, BrokenPipeError):
-        return explained
-    if isinstance(error, OSError) and error.strerror:
+        remedies = import_module(f"{PACKAGE}.engine.run.remedies")
+        explained: UserError | None = remedies.explain(error, command)
+        if explained is not None:
+            return explained
+    if isinstance(error, OSError) and error.strerror and not isinstance(error, BrokenPipeError):
         remedy = "check the path, its permissions and the free space"
         return UserError(str(error), command, remedy)
     if isinstance(error, ImportError) and PACKAGE not in str(error.name):

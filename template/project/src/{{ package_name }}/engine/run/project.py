@@ -8,7 +8,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from ..data.order import make_order
-from ..data.store import SYNTHETIC
 from ..errors import UserError
 from ..interfaces import require_attributes
 
@@ -79,14 +78,6 @@ class Project:
         """Return a line for each optimization: its state, and why."""
         rows = self.optimizations
         return [f"  {row['name']:<26}{row['state']:<13} {row['why']}" for row in rows]
-
-    def startup_notes(self) -> list[str]:
-        """Return notes on a training that the user should read, though nothing is wrong."""
-        source = self.store.source
-        if source.get("kind") != SYNTHETIC:
-            return []
-        what = source.get("text", "synthetic data")
-        return [f"{what} in {self.store.folder}; `prepare` reads your own data"]
 
 
 def keep_options(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:

@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..compute.shards import names_not_finite
+from ..compute.precision import own
 from ..data.order import RULE as ORDER_RULE
 from ..errors import UserError
 from ..interfaces import Batch
 from ..log.meter import Meter
-from ..log.record import Row
-from ..log.run_log import RunLog
-from ..log.tracker import Tracker
+from ..log.report import Row
+from ..log.run_log import RunLog, find_trackers
 from ..signals import Signals
 from .checkpoint import Checkpoint, NotWritten
 from .dry_run import dry_run
@@ -69,10 +68,10 @@ class Run:
         self.global_batch_size = self.loader.order.batch_size_all_ranks * self.accumulation
         self.step_fraction = 1.0  # samples of the current step, as a fraction of a complete one
 
-        tracker = None
+        trackers = []
         if distributed.is_main and not self.trial:
-            tracker = Tracker(self.folder, settings)
-        self.log = RunLog(self.folder, settings, distributed.is_main, tracker)
+            trackers = find_trackers(self.folder, settings)
+        self.log = RunLog(self.folder, settings, distributed.is_main, trackers)
         self.closing.callback(self.log.close)
         self.meter = Meter(distributed, skips=project.precision.scaler.is_enabled())
         self.checkpoint = self._make_checkpoint()
@@ -130,7 +129,7 @@ class Run:
         project.precision.calibrate(max(distributed.gather_objects(total_weight)))
         distributed.on_all_ranks(lambda: self._load(resumed))
         # A mask in a buffer may be -inf from the start.
-        self.not_finite = names_not_finite(project.model)
+        self.not_finite = self._names_not_finite()
         distributed.on_all_ranks(lambda: self.log.start(self.progress, self.num_steps))
         self.closing.callback(self.call_hooks, "close")
         # These objects live as long as the run. Collecting among them pauses large projects for up
@@ -347,8 +346,13 @@ class Run:
 
     def _check_state(self) -> None:
         """Raise `UserError` if a weight or a buffer is not finite any more (host sync)."""
-        broken = names_not_finite(self.project.model) - self.not_finite
+        broken = self._names_not_finite() - self.not_finite
         if broken:
             what = f"{min(broken)} is not finite after step {self.step}, the losses are"
             remedy = "look for what changes it, or lower optimizer.learning_rate"
             raise UserError(what, "model.py", remedy)
+
+    def _names_not_finite(self) -> set[str]:
+        """Return the names of the weights and buffers that have nan or inf (host sync)."""
+        state = self.project.model.state_dict()
+        return {name for name, tensor in state.items() if not own(tensor).isfinite().all()}

@@ -11,8 +11,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from ..data.store import SYNTHETIC
 from ..errors import NonFinite, UserError
-from ..files import read_json, write_text
+from ..files import write_text
 from ..log.report import write_report
 from ..runs import CONFIG, write_status
 from ..signals import Signals
@@ -86,12 +87,15 @@ class Session:
     def _introduce(self, run: Run) -> None:
         """Print what is trained and how; write it to the run's folder."""
         project = run.project
-        notes = [*run.notes, *project.startup_notes()]
+        notes = list(run.notes)
+        source = project.store.source
+        if source.get("kind") == SYNTHETIC:
+            what = source.get("text", "synthetic data")
+            notes.append(f"{what} in {project.store.folder}; `prepare` reads your own data")
         if self.resumed:
             run.log.line(f"resumed at step {run.step} of {run.num_steps}")
             run.log.event(run.step, "resumed")
-            changes = [*self.changes, *self._other_precision(project.precision.name)]
-            notes += [f"from step {run.step} on {change}" for change in changes]
+            notes += [f"from step {run.step} on {change}" for change in self.changes]
         project.optimizations.append(run.loader.order.describe())
         num_parameters = sum(weight.numel() for weight in project.model.parameters())
         steps = f"{run.num_steps:,} steps of {run.global_batch_size:,} samples"
@@ -117,14 +121,6 @@ class Session:
         )
         project.store.remember(self.folder)
         write_status(self.folder, "running", "", run.step)
-
-    def _other_precision(self, name: str) -> list[str]:
-        """Return a note if the precision is not the one before: `auto` depends on the card."""
-        rows = read_json(self.folder / "env.json").get("optimizations", [])
-        for row in rows:
-            if row["name"] == "precision" and row["state"] != name:
-                return [f"the precision is {name}; it was {row['state']}"]
-        return []
 
     # --- the outcome
 

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
 from operator import attrgetter
@@ -15,9 +15,6 @@ from typing import Annotated, Any, Literal, Self
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.fields import FieldInfo
-
-Conflicts = Iterator[tuple[str, list[str], str]]
-"""Settings that conflict with each other: what is wrong, their keys, and the remedy."""
 
 
 class Section(BaseModel):
@@ -34,10 +31,6 @@ class Section(BaseModel):
         use_attribute_docstrings=True,
         validate_assignment=True,
     )
-
-    def conflicts(self) -> Conflicts:
-        """Yield the conflicts between settings."""
-        yield from ()
 
 
 # --- kinds of values
@@ -262,19 +255,6 @@ class Settings(Section):
             setattr(settings.value(section) if section else settings, name, value)
             settings._origins[key] = origin
         return settings
-
-    def conflicts(self) -> Conflicts:
-        """Yield the conflicts within sections and between them."""
-        for _, section in self:
-            if isinstance(section, Section):
-                yield from section.conflicts()
-        mode = self.compile.mode
-        graphs = self.compile.enabled and mode in ("reduce-overhead", "max-autotune")
-        if graphs and self.training.gradient_accumulation_steps > 1:
-            keys = ["compile.mode", "training.gradient_accumulation_steps"]
-            what = f"compile.mode {mode} overwrites accumulated gradients (pytorch#169545)"
-            modes = "default or max-autotune-no-cudagraphs"
-            yield what, keys, f"set {keys[0]} to {modes}, or {keys[1]} to 1"
 
 
 @cache
