@@ -400,15 +400,6 @@ def test_another_format_is_named_and_not_taken_for_damage(tmp_path, monkeypatch)
         make(tmp_path).load()
 
 
-def test_a_checkpoint_of_an_earlier_version_is_one_line(tmp_path):
-    """It was a folder."""
-    (tmp_path / "step-00000001").mkdir()
-    (tmp_path / "step-00000001/manifest.json").write_text("{}")
-    for read in (make(tmp_path).load, lambda: make(tmp_path).find("best")):
-        with pytest.raises(engine("errors").UserError, match="step-00000001: use the version"):
-            read()
-
-
 class Malicious:
     """Runs code where it is unpickled without care."""
 
