@@ -89,7 +89,7 @@ def compile_blocks(blocks: list[Any], settings: Settings, capability: Capability
     records_graphs = options.mode in CUDA_GRAPHS
     if compilable and records_graphs and settings.training.gradient_accumulation_steps > 1:
         what = f"compile.mode {options.mode} overwrites accumulated gradients (pytorch#169545)"
-        remedy = "set it to 1, or compile.mode to default or max-autotune-no-cudagraphs"
+        remedy = "set compile.mode to default or max-autotune-no-cudagraphs, or this to 1"
         raise UserError(what, "training.gradient_accumulation_steps", remedy)
     for block in compilable:
         dynamic: bool | str | None = options.dynamic
