@@ -511,7 +511,7 @@ def test_text_that_cannot_be_prepared(content, flags, says, tmp_path):
         ("--data.block_size 100000", ("train split has", "100001", "lower data.block_size")),
         ("--data.block_size 4000", ("validation split has", "4001")),
         ("--model.vocabulary 200", ("200 is smaller than the data's 257", "model.vocabulary")),
-        ("--model.heads 5", ("width 32 is not divisible by 5 heads", "multiple of 5")),
+        ("--model.heads 5", ("width of 32 is not divisible by 5 heads", "multiple of 5")),
         ("--model.heads 32", ("pairs", "even width")),
         (
             "--model.positions learned --model.context 8",

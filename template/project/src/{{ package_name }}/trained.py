@@ -33,7 +33,7 @@ def add_flags(parser: argparse.ArgumentParser, split: bool = True, output: str =
     add("--checkpoint", choices=["best", "last"], default="best", help=which)
     parser.set_defaults(weights="trained")
     if "ema" in names("hooks"):  # the extra `ema`
-        which = "which weights to load (default: trained)"
+        which = "which weights to load, with the extra ema (default: trained)"
         add("--weights", choices=["trained", "averaged"], help=which)
     if split:
         splits = ["train", "validation", "test"]
