@@ -31,10 +31,13 @@ class Scaler:
     def add(self, values: np.ndarray) -> None:
         """Add a block of values (n, columns)."""
         by_column = np.array(values.T, np.float64, order="C")  # numpy sums along memory fast
-        known = (~np.isnan(by_column)).sum(1)
-        mean = np.nansum(by_column, 1) / np.maximum(known, 1)
+        is_missing = np.isnan(by_column)
+        known = len(values) - np.count_nonzero(is_missing, 1)
+        by_column[is_missing] = 0
+        mean = by_column.sum(1) / np.maximum(known, 1)
         by_column -= mean[:, None]
-        squares = np.nansum(np.square(by_column, out=by_column), 1)
+        by_column[is_missing] = 0
+        squares = np.square(by_column, out=by_column).sum(1)
 
         # Merge the block with those before it.
         fraction = known / np.maximum(self.count + known, 1)
