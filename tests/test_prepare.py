@@ -33,7 +33,6 @@ from variants import choices
 
 NUMBERS = np.arange(ROWS)
 HOURS = np.datetime64("2024-01-01T00:30") + np.timedelta64(1, "h") * NUMBERS
-TIMES = [f"2024-{1 + row % 12:02}-15 {row % 24:02}:30:00" for row in range(ROWS)]
 TEXTS = {name: [str(cell) for cell in cells] for name, cells in columns().items()}
 COMMAS = lines(
     {name: [cell.replace(".", ",") for cell in cells] for name, cells in TEXTS.items()}, ";"
@@ -112,7 +111,7 @@ REFUSED: dict[str, tuple[str | bytes, str, str]] = {
     "a missing target": (
         with_cell("price", "nan"),
         "",
-        "target is missing: .*row 7, column 'price': .*--drop-missing-targets",
+        "target is missing: .*row 7, column 'price': fill it in",
     ),
     "one class": (with_column(kind=["cat"] * ROWS), CLASSES, "one class: .*column 'kind'"),
     "a class of test rows": (
@@ -126,16 +125,15 @@ REFUSED: dict[str, tuple[str | bytes, str, str]] = {
         "no training row .*'extra': .*--drop",
     ),
     "shares beyond 1": (with_column(), "--split 0.7,0.2,0.2", "'0.7,0.2,0.2' is not a valid split"),
-    "the target dropped": (with_column(), "--drop price", "the target cannot be dropped"),
     "a folder that is a file": (
         with_column(),
         "--data.path odd.csv/x",
         "Not a directory",
     ),
-    "no part of a time": (
-        with_column(),
-        "--time-features minute",
-        "'minute' is not a time feature",
+    "a text a row": (
+        with_column(name=[f"{row} ab" for row in range(2000)], count=2000),
+        "",
+        "more than 1,000 different values in a category: .*'name': .*--drop 'name', or --category",
     ),
 }
 
@@ -159,7 +157,7 @@ NOTED: dict[str, tuple[str, str, str]] = {
     "timestamps": (
         with_column(when=HOURS.astype(str).tolist()),
         "",
-        "column 'when' holds times, so it is left out: see --time-features",
+        "column 'when' holds times, so it is left out: add what matters",
     ),
     "decimal commas": (COMMAS, "", "delimiter ';' and decimal mark ',' found in table.csv"),
     "tabs": (lines(columns(), "\t"), "", r"delimiter '\\t' and decimal mark '.' found"),
@@ -277,7 +275,7 @@ def test_a_text_that_comes_late_has_its_row(tmp_path):
     one_error(
         refused, "'many' is not a finite number: table.csv, row 69001, column 'a': .*--category"
     )
-    prepared(tmp_path, "tabular", lines(table), "--category a --max-levels 70000")
+    prepared(tmp_path, "tabular", lines(table), "--category a")
 
 
 # ---- times ---------------------------------------------------------------------------------------
@@ -344,38 +342,7 @@ def test_times_that_cannot_be_read_are_one_line(name, tmp_path):
     one_error(prepare(tmp_path, "timeseries", path, flags), says)
 
 
-def test_parts_of_times(tmp_path):
-    flags = "--time-features month,hour,weekday --keep-order"
-    prepared(tmp_path, "tabular", with_column(when=TIMES), flags)
-    opened = store(tmp_path, "tabular")
-    names = [column["name"] for column in opened.facts["features"]]
-    assert names == ["size", "age", "when month", "when hour", "when weekday"]
-    when = np.array(TIMES, "datetime64[s]").astype(object)
-    expected = [[time.month, time.hour, time.weekday()] for time in when]
-    np.testing.assert_array_equal(opened.arrays["features"].rows()[:, 2:], expected)
-
-
-# ---- rows and columns that are left out ----------------------------------------------------------
-
-
-@pytest.mark.parametrize("task", ["regression", "classification"])
-def test_rows_without_a_target_are_left_out_and_counted(task, tmp_path):
-    table = columns(kind=["a", "b"] * 100)
-    target = "price" if task == "regression" else "kind"
-    flags = f"--target {target} --task {task} --drop-missing-targets"
-    kept = [row for row in range(ROWS) if row not in (0, 50, 199)]
-    less = {name: [cells[row] for row in kept] for name, cells in table.items()}
-    for row, cell in ((0, ""), (50, "NA"), (199, "nan")):
-        table[target][row] = cell
-    for name, rows in (("less", less), ("gaps", table)):
-        result = prepared(tmp_path / name, "tabular", lines(rows), flags)
-        count = 3 if name == "gaps" else 0
-        assert f"rows without a target, which are left out: {count}\n" in result.out
-    gaps = contents(tmp_path / "gaps", "tabular")
-    without = contents(tmp_path / "less", "tabular")
-    rows = np.frombuffer(without.pop("row"), np.int64)
-    assert np.frombuffer(gaps.pop("row"), np.int64).tolist() == np.array(kept)[rows].tolist()
-    assert gaps == without
+# ---- columns and folders -------------------------------------------------------------------------
 
 
 def test_a_column_of_lists_is_named_and_can_be_dropped(tmp_path):

@@ -57,11 +57,10 @@ def test_numbers_may_be_names_of_classes(tmp_path):
 
 def test_times_are_left_out_unless_a_flag_says_what_they_are(tmp_path):
     out = prepared(tmp_path, "tabular", BY_DAY).out
-    assert "note: column 'day' holds times, so it is left out: see --time-features, or" in out
+    assert "note: column 'day' holds times, so it is left out: add what matters, such as" in out
     facts = store(tmp_path, "tabular").facts
     assert (facts["categories"], len(facts["features"])) == ([], 1)
 
-    assert "left out" not in prepared(tmp_path, "tabular", BY_DAY, "--time-features month").out
     prepared(tmp_path, "tabular", BY_DAY, "--category day")
     assert store(tmp_path, "tabular").facts["categories"][0]["name"] == "day"
 
@@ -87,35 +86,31 @@ def predicted(folder: Path, *words: str) -> list[dict[str, str]]:
 
 
 def test_predictions_and_the_worst_rows_have_the_rows_of_the_file(tmp_path, monkeypatch):
-    """Shuffled, with a row that is left out, and in the files of a folder."""
+    """Shuffled; the rows of a folder count through its files."""
     monkeypatch.setenv(EXAMPLES, "1")
     table = columns()
-    table["price"][3] = ""
-    prices = {}
+    prices = {str(row): price for row, price in enumerate(table["price"], 1)}
     for name, rows in (("a.csv", slice(120)), ("b.csv", slice(120, ROWS))):
         part = {column: cells[rows] for column, cells in table.items()}
         written(tmp_path / "several", lines(part), name)
-        for row, price in enumerate(part["price"], 1):
-            prices[name, str(row)] = price
-    assert prepare(tmp_path, "tabular", "several", "--drop-missing-targets").code == 0
+    assert prepare(tmp_path, "tabular", "several").code == 0
     TABLES.done("train", *SMALL.split(), cwd=tmp_path)
 
     rows = predicted(tmp_path)
     assert len(rows) == 30
     for row in rows:
-        assert float(row["target"]) == pytest.approx(prices[row["file"], row["row"]])
+        assert float(row["target"]) == pytest.approx(prices[row["row"]])
     worst = (newest_run(tmp_path) / "examples/worst.md").read_text().splitlines()[2:]
     header, _, *cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in worst]
     for line in cells:
         row = dict(zip(header, line, strict=True))
-        assert float(row["truth"]) == pytest.approx(prices[row["file"], row["row"]], rel=1e-4)
+        assert float(row["truth"]) == pytest.approx(prices[row["row"]], rel=1e-4)
 
     of_input = predicted(tmp_path, "--input", "several")
-    by_place = {(row["file"], row["row"]): float(row["prediction"]) for row in of_input}
-    assert by_place.keys() == prices.keys()
+    by_row = {row["row"]: float(row["prediction"]) for row in of_input}
+    assert by_row.keys() == prices.keys()
     for row in rows:
-        expected = by_place[row["file"], row["row"]]
-        assert float(row["prediction"]) == pytest.approx(expected, rel=1e-5)
+        assert float(row["prediction"]) == pytest.approx(by_row[row["row"]], rel=1e-5)
 
 
 # ---- lines that are no pairs ---------------------------------------------------------------------
