@@ -130,11 +130,6 @@ REFUSED: dict[str, tuple[str | bytes, str, str]] = {
         "--data.path odd.csv/x",
         "Not a directory",
     ),
-    "a text a row": (
-        with_column(name=[f"{row} ab" for row in range(2000)], count=2000),
-        "",
-        "more than 1,000 different values in a category: .*'name': .*--drop 'name', or --category",
-    ),
 }
 
 

@@ -12,16 +12,19 @@ import pyarrow as pa
 from ..engine.errors import UserError
 from .rows import Table
 from .tables import FLOAT32_MAX, STRING, Block, Source, encode, number, place_of
-from .times import find_format
 
 if TYPE_CHECKING:
     from ..engine.data.store import StoreWriter
 
 FIX = "fix the cell, or see --missing, --decimal, --category, --drop and --task"
 FEW = 20  # so many different numbers may be classes
-MOST_VALUES = 1000  # of a category that --category does not name
+MOST_CELLS = 10_000  # spread over the first block, decide what its texts are
 # Signs in cells that are meant as numbers: commas, percent, currencies.
 SIGNS = re.compile("[,%‰$¢£¥\u20a0-\u20c0]")
+# A date, maybe with a clock: 2024-01-31, 31.1.24, 1/31/2024 3:30 PM, 31-Jan-2024, Jan 31, 2024
+DATE = re.compile(
+    r"(\d{4}|\d{1,2}|[A-Z][a-z]{2})[-/. ](\d{1,2}|[A-Z][a-z]{2})[-/. ,]+\d{1,4}([T ].*)?"
+)
 
 
 def read_table(
@@ -97,11 +100,10 @@ def kind_of_target(block: Block, name: str) -> str:
     if flags["task"] == "regression":
         return "number"
     values = block.parse(name)
-    cells = values[np.isfinite(values)]
-    numbers = np.unique(cells)
-    is_continuous = (numbers % 1 != 0).any() or len(cells) < 10 * len(numbers)
+    numbers = np.unique(values[np.isfinite(values)])
+    is_continuous = (numbers % 1 != 0).any() or block.num_rows < 10 * len(numbers)
     if len(numbers) > FEW and is_continuous and name not in flags["category"]:
-        what = f"{len(numbers):,} different numbers in {len(cells):,} rows are no classes"
+        what = f"{len(numbers):,} different numbers in {block.num_rows:,} rows are no classes"
         remedy = f"use --task regression, or add --category '{name}' if they are names"
         raise UserError(what, f"{block.path}, column '{name}'", remedy)
     return "category"
@@ -124,19 +126,17 @@ def kind_of(block: Block, name: str) -> str:
             print(maybe_id)
         return "number"
 
-    column = block.column(name)
-    if column.type != STRING or find_format(column, where, block.source.flags["time_format"]):
+    column = block.column(name)[:: block.num_rows // MOST_CELLS + 1]
+    cells = column.cast(STRING).unique().drop_null().to_pylist()
+    dates = [cell for cell in cells if DATE.fullmatch(cell)]
+    if 2 * len(dates) > len(cells):
         what = f"column '{name}' holds times, so it is left out"
         print(f"note: {what}: add what matters, such as the hour, or --category '{name}'")
         return ""
-    cells = column.unique().drop_null().to_pylist()
     signed = [cell for cell in cells if SIGNS.search(cell) and number(SIGNS.sub("", cell)) < np.inf]
-    if 2 * len(signed) >= len(cells):
+    if 2 * len(signed) > len(cells):
         remedy = "remove separators and signs, or see --decimal and --category"
         raise UserError(f"'{signed[0]}' is not a number", where, remedy)
-    if len(cells) > MOST_VALUES:
-        what = f"more than {MOST_VALUES:,} different values in a category"
-        raise UserError(what, where, f"add --drop '{name}', or --category '{name}' to keep it")
-    if len(cells) > max(block.num_rows // 2, FEW):
+    if len(cells) > max(len(column) // 2, FEW):
         print(maybe_id)
     return "category"

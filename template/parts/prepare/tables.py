@@ -24,7 +24,6 @@ from tqdm import tqdm
 
 from ..engine.errors import UserError
 from ..engine.runs import check_input
-from .times import ISO, find_format, read_times
 
 # Sizes of a block, which bound the memory that reading takes.
 BLOCK_BYTES = 2 << 20  # of a CSV file
@@ -242,29 +241,6 @@ class Block:
             cell = str(self.column(name)[row])
             raise self.error(f"{cell!r} is not a finite number", row, name, remedy)
         return values
-
-    def times(self, name: str) -> np.ndarray:
-        """Return times (rows,) datetime64[s], with NaT for missing cells.
-
-        The first block decides the format of a column. Raises `UserError` for a cell that is not a
-        time, and for times that can be read in two ways.
-        """
-        column = self.column(name)
-        formats = self.source.style["time_formats"]
-        time_format = self.source.flags.get("time_format") or formats.get(name)
-        if not time_format:
-            where = f"{self.path}, column '{name}'"
-            time_format = find_format(column, where) or ISO
-            if time_format != ISO:
-                print(f"note: {where} has times in the format '{time_format}'")
-        formats[name] = time_format
-
-        times = read_times(column, time_format)
-        row = pc.index(pc.and_(times.is_null(), column.is_valid()), True).as_py()
-        if row >= 0:
-            what = f"'{column[row]}' is not a time in the format {time_format}"
-            raise self.error(what, row, name, "fix it, or see --time-format")
-        return times.to_numpy(zero_copy_only=False)
 
 
 def encode(column: pa.Array) -> tuple[np.ndarray, list[str]]:

@@ -10,9 +10,12 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ..engine.errors import UserError
+from .tables import Block
 
 ISO = "ISO 8601 (2024-01-31 16:00:00)"
 UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}  # how many of them are a second
@@ -33,19 +36,42 @@ CASTS = {
 }
 
 
-def find_format(cells: pa.Array, where: str, given: str | None = None) -> str:
-    """Return the format that reads the most of the cells; empty if none reads half.
+def block_times(block: Block, name: str) -> np.ndarray:
+    """Return the times of a column (rows,) datetime64[s], with NaT for missing cells.
 
-    given: the only format to try. Raises `UserError`, with `where`, if two formats fit equally well
-    and read a cell differently.
+    The first block decides the format of a column. Raises `UserError` for a cell that is not a
+    time, and for times that can be read in two ways.
+    """
+    column = block.column(name)
+    formats = block.source.style["time_formats"]
+    time_format = block.source.flags.get("time_format") or formats.get(name)
+    if not time_format:
+        where = f"{block.path}, column '{name}'"
+        time_format = find_format(column, where)
+        if time_format != ISO:
+            print(f"note: {where} has times in the format '{time_format}'")
+    formats[name] = time_format
+
+    times = read_times(column, time_format)
+    row = pc.index(pc.and_(times.is_null(), column.is_valid()), True).as_py()
+    if row >= 0:
+        what = f"'{column[row]}' is not a time in the format {time_format}"
+        raise block.error(what, row, name, "fix it, or see --time-format")
+    return times.to_numpy(zero_copy_only=False)
+
+
+def find_format(cells: pa.Array, where: str) -> str:
+    """Return the format that reads the most of the cells; `ISO` if none reads half.
+
+    Raises `UserError`, with `where`, if two formats fit equally well and read a cell differently.
     """
     cells = cells.drop_null()
     cells = cells[:: len(cells) // MOST_CELLS + 1]
-    if not given and read_times(cells, ISO).null_count == 0:
+    if read_times(cells, ISO).null_count == 0:
         return ISO
     texts = cells.to_pylist()
-    formats = [given or ISO]
-    if not given and any(re.search(r"\d\W|\W\d", text) for text in texts):
+    formats = [ISO]
+    if any(re.search(r"\d\W|\W\d", text) for text in texts):
         formats += FORMATS
     readings = {time_format: read_times(cells, time_format) for time_format in formats}
     chosen = min(formats, key=lambda time_format: readings[time_format].null_count)
@@ -62,7 +88,7 @@ def find_format(cells: pa.Array, where: str, given: str | None = None) -> str:
     if 2 * len(numbers) > len(texts):
         # Seconds up to the year 2286; larger numbers count a shorter unit.
         return next((unit for unit in UNITS if max(numbers) < 10**10 * UNITS[unit]), "ns")
-    return ""
+    return ISO
 
 
 def read_times(cells: pa.Array, time_format: str) -> pa.Array:

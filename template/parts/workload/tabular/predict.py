@@ -23,7 +23,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `predict`."""
     output = ".npz or .csv (default: predictions.npz in the run's folder)"
     add_flags(parser, output=output)
-    add_input(parser, "new rows, with or without the target", required=False)
+    title = "new rows, with or without the target"
+    add_input(parser, title, required=False, times=False)
 
 
 def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
@@ -47,13 +48,11 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
             project = replace(project, store=store)
         predicted = collected(project, project.loader(split), "target")
         rows = {"row": file_rows(project.store, split, predicted.pop("index")), **predicted}
-    content: Any = rows
     classes = project.store.facts["target"].get("classes", [])
     if output.suffix == ".csv":
-        content = as_csv(rows, classes)
-    elif classes:
-        content = {**rows, "classes": classes}
-    write_output(output, content)
+        write_output(output, as_csv(rows, classes))
+    else:
+        write_output(output, {**rows, "classes": classes} if classes else rows)
     print(f"{len(rows['row']):,} predictions of step {step} written to {output}")
 
 

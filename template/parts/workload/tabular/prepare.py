@@ -13,7 +13,7 @@ from ..prepare.splits import add_input, borders, destination, print_summary
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `prepare`."""
     add = parser.add_argument
-    add_input(parser, "a table")
+    add_input(parser, "a table", times=False)
     add("--target", required=True, metavar="COLUMN", help="the column to predict")
     tasks = ["regression", "classification"]
     add("--task", required=True, choices=tasks, help="predict a number, or a class")

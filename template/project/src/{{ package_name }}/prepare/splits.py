@@ -83,8 +83,13 @@ def print_summary(data: Store | StoreWriter, dry_run: bool, columns: Lines | Non
         print(f"next:       python -m {package} train")
 
 
-def add_input(parser: argparse.ArgumentParser, title: str, required: bool = True) -> None:
-    """Add the flags of commands that read a table: `prepare` and `predict`."""
+def add_input(
+    parser: argparse.ArgumentParser, title: str, required: bool = True, times: bool = True
+) -> None:
+    """Add the flags of commands that read a table: `prepare` and `predict`.
+
+    times: whether the table may have a column of times.
+    """
     add = parser.add_argument
     add(
         "--input",
@@ -116,12 +121,13 @@ def add_input(parser: argparse.ArgumentParser, title: str, required: bool = True
         metavar="TEXT",
         help="text of a missing cell, such as `?`, besides empty ones, NA, nan and null; repeatable",
     )
-    add(
-        "--time-format",
-        metavar="FORMAT",
-        help="format of times, such as %%d.%%m.%%Y, or the unit of whole numbers: s, ms, us or ns"
-        " (default: ISO 8601, or detected in the first rows)",
-    )
+    if times:
+        add(
+            "--time-format",
+            metavar="FORMAT",
+            help="format of times, such as %%d.%%m.%%Y, or the unit of whole numbers: s, ms, us or"
+            " ns (default: ISO 8601, or detected in the first rows)",
+        )
     if required:
         add_dry_run(parser)
 
