@@ -25,7 +25,7 @@ DATES = """\
 %m/%d/%Y|%m-%d-%Y|%m/%d/%y|%m-%d-%y|%y/%m/%d|%y-%m-%d|\
 %d %b %Y|%d-%b-%Y|%d-%b-%y|%b %d, %Y"""
 CLOCKS = ["", " %H:%M", " %H:%M:%S", " %I:%M %p", " %I:%M:%S %p"]
-FORMATS = [date + clock for date in DATES.split("|") for clock in CLOCKS]
+FORMATS = [ISO, *(date + clock for date in DATES.split("|") for clock in CLOCKS)]
 MOST_CELLS = 64  # spread over a block, decide on the format
 
 # Casts of Arrow, one after the other, each if it is possible. Its strptime is not used: it accepts
@@ -69,14 +69,10 @@ def find_format(cells: pa.Array, where: str) -> str:
     cells = cells[:: len(cells) // MOST_CELLS + 1]
     if read_times(cells, ISO).null_count == 0:
         return ISO
-    texts = cells.to_pylist()
-    formats = [ISO]
-    if any(re.search(r"\d\W|\W\d", text) for text in texts):
-        formats += FORMATS
-    readings = {time_format: read_times(cells, time_format) for time_format in formats}
-    chosen = min(formats, key=lambda time_format: readings[time_format].null_count)
+    readings = {time_format: read_times(cells, time_format) for time_format in FORMATS}
+    chosen = min(FORMATS, key=lambda time_format: readings[time_format].null_count)
     fewest = readings[chosen].null_count
-    if 2 * fewest < len(texts):
+    if 2 * fewest < len(cells):
         for other, times in readings.items():
             if times.null_count == fewest and not times.equals(readings[chosen]):
                 what = "the times can be read in two ways"
@@ -84,8 +80,8 @@ def find_format(cells: pa.Array, where: str) -> str:
                 raise UserError(what, where, remedy)
         return chosen
 
-    numbers = [int(text) for text in texts if text.isdecimal()]
-    if 2 * len(numbers) > len(texts):
+    numbers = [int(text) for text in cells.to_pylist() if text.isdecimal()]
+    if 2 * len(numbers) > len(cells):
         # Seconds up to the year 2286; larger numbers count a shorter unit.
         return next((unit for unit in UNITS if max(numbers) < 10**10 * UNITS[unit]), "ns")
     return ISO
