@@ -33,7 +33,6 @@ from variants import choices
 
 NUMBERS = np.arange(ROWS)
 HOURS = np.datetime64("2024-01-01T00:30") + np.timedelta64(1, "h") * NUMBERS
-TIMES = [f"2024-{1 + row % 12:02}-15 {row % 24:02}:30:00" for row in range(ROWS)]
 TEXTS = {name: [str(cell) for cell in cells] for name, cells in columns().items()}
 COMMAS = lines(
     {name: [cell.replace(".", ",") for cell in cells] for name, cells in TEXTS.items()}, ";"
@@ -60,40 +59,28 @@ REFUSED: dict[str, tuple[str | bytes, str, str]] = {
         "invalid UTF8 .*--encoding .such as latin-1",
     ),
     "UTF-16": (with_column().encode("utf-16"), "", "--encoding utf-16"),
-    "no encoding": (with_column(), "--encoding latin-99", "unknown encoding: latin-99.*--encoding"),
-    "None": (with_cell("size", "None"), "", "'None' is not a finite number: .*--missing"),
-    "a text in a number": (
-        with_cell("age", "old"),
+    "currency": (
+        with_column(paid=[f"€{row / 8}" for row in range(ROWS)]),
         "",
-        "'old' is not a finite number: .*row 7, .*'age'",
+        "'€0.0' is not a number: .*column 'paid': remove .*signs.*--category",
+    ),
+    "a continuous target": (
+        with_column(),
+        "--task classification",
+        "200 different numbers in 200 rows are no classes: .*'price': use --task regression, or "
+        "add --category 'price'",
     ),
     "infinity": (with_cell("size", "-inf"), "", "'-inf' is not a finite .*row 7, column 'size'"),
-    "not decimal points": (
-        COMMAS,
-        "--decimal .",
-        "is not a number: .*column 'size': .*--decimal",
-    ),
     "a short row among semicolons": (
         lines(columns(), ";") + "1;2\n",
         "",
         "Row #202: Expected 4 columns, got 2: .*--delimiter",
     ),
     "no delimiter": (with_column(), "--delimiter ,,", "must be a 1-character string.*--delimiter"),
-    "two bytes": ("a,b\n1,2\n", "--delimiter §", "ASCII.*--delimiter"),
-    "an image": (
-        b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + bytes(range(256)) * 9,
-        "",
-        "a NUL byte, .*binary file: .*export",
-    ),
     "an open quote": (
         with_column() + '1,2,"red,3\n4,5,green,6\n',
         "",
         "got 3: .*quotes",
-    ),
-    "an open quote at the end": (
-        with_column() + '1,2,red,"3\n4,5,6,7\n',
-        "",
-        "not a finite .*row 201",
     ),
     "empty": ("", "", "cannot read the file .Empty CSV"),
     "a header alone": ("size,price\n", "", "no rows under the header"),
@@ -102,16 +89,15 @@ REFUSED: dict[str, tuple[str | bytes, str, str]] = {
     "no target column": (
         with_column().replace("price", "prise"),
         "",
-        "no column 'price': .*did you mean 'prise'",
+        "no column 'price': .*did you mean one of prise, ",
     ),
     "two columns of a name": (
         with_column().replace("age", "size"),
         "",
-        "two columns with the name 'size'",
+        "two columns have one name, .*: size, size, colour, price: ",
     ),
-    "no name": (with_column().replace("age", ""), "", "without a name: .*index=False"),
+    "no name": (with_column().replace("age", ""), "", "one has none: .*index=False"),
     "a folder without tables": ("", "--input empty", "file in the folder: .*empty"),
-    "no such file": ("", "--input other.csv", "no such file or folder: .*other.csv"),
     "endless row": (
         gzip.compress(with_column().encode() + 3_000_000 * b"9"),
         "",
@@ -125,17 +111,7 @@ REFUSED: dict[str, tuple[str | bytes, str, str]] = {
     "a missing target": (
         with_cell("price", "nan"),
         "",
-        "target is missing: .*row 7, column 'price': .*--drop-missing-targets",
-    ),
-    "a text for a target": (
-        with_cell("price", "dear"),
-        "--drop-missing-targets",
-        "'dear' is not a finite number: .*row 7, .*--task",
-    ),
-    "numbers for classes": (
-        with_column(),
-        "--task classification --max-levels 50",
-        "no classes: .*column 'price': use --task regression",
+        "target is missing: .*row 7, column 'price': fill it in",
     ),
     "one class": (with_column(kind=["cat"] * ROWS), CLASSES, "one class: .*column 'kind'"),
     "a class of test rows": (
@@ -149,22 +125,10 @@ REFUSED: dict[str, tuple[str | bytes, str, str]] = {
         "no training row .*'extra': .*--drop",
     ),
     "shares beyond 1": (with_column(), "--split 0.7,0.2,0.2", "'0.7,0.2,0.2' is not a valid split"),
-    "more than there are": (
-        with_column(),
-        "--split 150,50,1",
-        "200 rows cannot be split into 150, 50, 1",
-    ),
-    "another column to drop": (with_column(), "--drop colours", "did you mean 'colour'"),
-    "the target dropped": (with_column(), "--drop price", "the target cannot be dropped"),
     "a folder that is a file": (
         with_column(),
         "--data.path odd.csv/x",
         "Not a directory",
-    ),
-    "no part of a time": (
-        with_column(),
-        "--time-features minute",
-        "'minute' is not a time feature",
     ),
 }
 
@@ -188,7 +152,7 @@ NOTED: dict[str, tuple[str, str, str]] = {
     "timestamps": (
         with_column(when=HOURS.astype(str).tolist()),
         "",
-        "column 'when' holds times, so it is left out: see --time-features",
+        "column 'when' holds times, so it is left out: add what matters",
     ),
     "decimal commas": (COMMAS, "", "delimiter ';' and decimal mark ',' found in table.csv"),
     "tabs": (lines(columns(), "\t"), "", r"delimiter '\\t' and decimal mark '.' found"),
@@ -214,15 +178,14 @@ def same_tables(folder: Path) -> dict[str, str]:
     quoted = {f'"{name}"': [f'"{cell}"' for cell in cells] for name, cells in TEXTS.items()}
     files: dict[str, tuple[str | bytes, str]] = {
         "plain.csv": (plain.rstrip(), ""),
-        "crlf.csv": (plain.replace("\n", "\r\n").encode("utf-8-sig"), ""),
-        "blank.csv": ("\n" + plain.replace("\n", "\n\n"), ""),
+        "blank.csv": (("\n" + plain).replace("\n", "\r\n\r\n").encode("utf-8-sig"), ""),
         "utf-16.csv": (plain.encode("utf-16"), "--encoding utf-16"),
         "german.csv": (COMMAS, "--delimiter ; --decimal ,"),
         "packed.csv.gz": (gzip.compress(plain.encode()), ""),
         "quoted.csv": (lines(quoted)[:-2] + '\n"\n', ""),
         "größe 1.csv": (lines(TEXTS, " , "), ""),
         "several/1.csv.bak": ("no table", ""),
-        "several/1.csv": ("\n".join(COMMAS.splitlines()[:91]), ""),
+        "several/1.csv": (lines({name: cells[:90] for name, cells in TEXTS.items()}), ""),
         "several/2.CSV": (lines({name: cells[90:] for name, cells in TEXTS.items()}), ""),
     }
     (folder / "several").mkdir()
@@ -247,6 +210,7 @@ def test_every_kind_of_file_gives_the_same_arrays_and_facts(tmp_path):
 
 QUOTED = ["a, b", 'say "no"', "two\nlines", "plain"] * 50
 GAPS = [None if row % 9 == 4 else row / 8 for row in range(ROWS)]
+MARKED = [("-9", "-9.0")[row % 2] if row % 9 == 4 else str(row / 8) for row in range(ROWS)]
 ZEROS = [f"{row % 20:03}" for row in range(ROWS)]
 # name: the column as a CSV has it, the same as a Parquet file has it, flags
 READ_RIGHT: dict[str, tuple[list[str], Any, str]] = {
@@ -260,11 +224,9 @@ READ_RIGHT: dict[str, tuple[list[str], Any, str]] = {
         [cell if row % 2 else None for row, cell in enumerate(GAPS)],
         "",
     ),
-    "a number for gaps": (
-        ["-9" if cell is None else str(cell) for cell in GAPS],
-        [-9.0 if cell is None else cell for cell in GAPS],
-        "--missing -9",
-    ),
+    "marked gaps": (MARKED, GAPS, "--missing -9"),
+    "marked gaps in texts": (MARKED, MARKED, "--missing -9"),
+    "numbers for gaps": (MARKED, [float(cell) for cell in MARKED], "--missing -9"),
     "leading zeros of names": (ZEROS, ZEROS, "--category more"),
 }
 
@@ -278,7 +240,7 @@ def test_odd_cells_are_those_of_a_parquet(name, tmp_path):
         assert prepare(tmp_path, "tabular", f"odd.{kind}", flags, kind).code == 0
     of_csv = contents(tmp_path, "tabular", "csv")
     assert of_csv == contents(tmp_path, "tabular", "parquet")
-    if isinstance(values[0], str):
+    if of_csv["facts"]["categories"][-1]["name"] == "more":
         assert set(of_csv["facts"]["categories"][-1]["values"]) == set(values)
 
 
@@ -308,53 +270,44 @@ def test_a_text_that_comes_late_has_its_row(tmp_path):
     one_error(
         refused, "'many' is not a finite number: table.csv, row 69001, column 'a': .*--category"
     )
-    prepared(tmp_path, "tabular", lines(table), "--category a --max-levels 70000")
+    prepared(tmp_path, "tabular", lines(table), "--category a")
 
 
 # ---- times ---------------------------------------------------------------------------------------
 
 DAYS = [np.datetime64("2024-01-01") + 2 * row for row in range(ROWS)]  # more than a year
-EARLY = [day for day in DAYS if day.astype(object).day <= 12]
-EARLY = (EARLY * 3)[:ROWS]  # each of them may be a day or a month
-FEATURES = "--time-features month,weekday,hour --time-format"
+EARLY = [day for day in DAYS if day.astype(object).day <= 12]  # each may be a day or a month
+HISTORY = "--history 4 --horizon 1"
 
 
-def days(pattern: str, unpadded: bool = False, these: list[Any] = DAYS) -> list[str]:
-    """By strftime; with commas in quotes."""
-    cells = [day.astype(object).strftime(pattern) for day in these]
-    if unpadded:
-        cells = [re.sub(r"(?<!\d)0", "", cell) for cell in cells]
-    return [f'"{cell}"' if "," in cell else cell for cell in cells]
+def days(pattern: str, these: list[Any] = DAYS) -> list[str]:
+    """By strftime."""
+    return [day.astype(object).strftime(pattern) for day in these]
 
 
 ISO = days("%Y-%m-%d")
 # name: cells of a column, --time-format, the same in ISO 8601
 FORMATS: dict[str, tuple[list[str], str, list[str]]] = {
     "points": (days("%d.%m.%Y"), "", ISO),
-    "unpadded slashes": (days("%m/%d/%Y", unpadded=True), "", ISO),
-    "two digits of a year": (days("%d.%m.%y"), "", ISO),
-    "a name of a month": (days("%d-%b-%Y"), "", ISO),
+    "unpadded slashes": (days("%-m/%-d/%Y"), "", ISO),
     "noon": (days("%m/%d/%Y 12:30 PM"), "", [f"{day} 12:30" for day in ISO]),
-    "a comma": (days("%b %d, %Y"), "", ISO),
     "a zone": (days("%Y-%m-%d 00:00:00+00:00"), "", ISO),
     "decided": (days("%d/%m/%Y", these=EARLY), "%d/%m/%Y", days("%Y-%m-%d", these=EARLY)),
-    "some are missing": (
-        ["" if row % 9 == 4 else cell for row, cell in enumerate(days("%d.%m.%Y"))],
-        "",
-        ["NA" if row % 9 == 4 else cell for row, cell in enumerate(ISO)],
-    ),
 }
+
+
+def series(cells: list[str]) -> str:
+    return lines({"day": cells, "size": list(range(len(cells)))})
 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_times_are_read_by_the_format_that_fits_all_of_them(name, tmp_path):
     cells, time_format, iso = FORMATS[name]
-    flags = FEATURES.removesuffix(" --time-format")
-    odd_flags = f"{FEATURES} {time_format}" if time_format else flags
-    for kind, column, given in (("odd", cells, odd_flags), ("iso", iso, flags)):
-        path = written(tmp_path, with_column(day=column), f"{kind}.csv")
-        assert prepare(tmp_path, "tabular", path, given, kind).code == 0
-    assert contents(tmp_path, "tabular", "odd") == contents(tmp_path, "tabular", "iso")
+    flags = f"{HISTORY} --time-format {time_format}" if time_format else HISTORY
+    for kind, column, given in (("odd", cells, flags), ("iso", iso, HISTORY)):
+        path = written(tmp_path, series(column), f"{kind}.csv")
+        assert prepare(tmp_path, "timeseries", path, given, kind).code == 0
+    assert contents(tmp_path, "timeseries", "odd") == contents(tmp_path, "timeseries", "iso")
 
 
 WRONG = ["31.02.2024" if row == 8 else cell for row, cell in enumerate(days("%d.%m.%Y"))]
@@ -363,7 +316,7 @@ NO_TIMES: dict[str, tuple[list[str], str, str]] = {
     "ambiguous": (
         days("%d/%m/%Y", these=EARLY),
         "",
-        "'03/01/2024' can be read in two ways: odd.csv, column 'day': "
+        "the times can be read in two ways: odd.csv, column 'day': "
         "add --time-format '%d/%m/%Y' or --time-format '%m/%d/%Y'",
     ),
     "no such day": (
@@ -371,52 +324,20 @@ NO_TIMES: dict[str, tuple[list[str], str, str]] = {
         "",
         "'31.02.2024' is not a time in the format %d.%m.%Y: .*row 9, column 'day'",
     ),
-    "a word": (["soon", *ISO[1:]], "", "'soon' is not a time .*row 1, column 'day'"),
-    "words alone": (["a", "b"] * 100, "", "no column of times: .*--time-features: .*--time-format"),
-    "a flag that names a part twice": (days("%d.%m.%Y"), "%m.%m.%Y", "no column of times: odd.csv"),
+    "words alone": (["a", "b"] * 100, "", "'a' is not a time .*row 1, .*--time-format"),
+    "a flag that names a part twice": (days("%d.%m.%Y"), "%m.%m.%Y", "is not a time .*%m.%m.%Y"),
 }
 
 
 @pytest.mark.parametrize("name", NO_TIMES)
 def test_times_that_cannot_be_read_are_one_line(name, tmp_path):
     cells, time_format, says = NO_TIMES[name]
-    flags = f"{FEATURES} {time_format}" if time_format else FEATURES.removesuffix(" --time-format")
-    path = written(tmp_path, with_column(day=cells), "odd.csv")
-    one_error(prepare(tmp_path, "tabular", path, flags), says)
+    flags = f"{HISTORY} --time-format {time_format}" if time_format else HISTORY
+    path = written(tmp_path, series(cells), "odd.csv")
+    one_error(prepare(tmp_path, "timeseries", path, flags), says)
 
 
-def test_parts_of_times(tmp_path):
-    flags = "--time-features month,hour,weekday --keep-order"
-    prepared(tmp_path, "tabular", with_column(when=TIMES), flags)
-    opened = store(tmp_path, "tabular")
-    names = [column["name"] for column in opened.facts["features"]]
-    assert names == ["size", "age", "when month", "when hour", "when weekday"]
-    when = np.array(TIMES, "datetime64[s]").astype(object)
-    expected = [[time.month, time.hour, time.weekday()] for time in when]
-    np.testing.assert_array_equal(opened.arrays["features"].rows()[:, 2:], expected)
-
-
-# ---- rows and columns that are left out ----------------------------------------------------------
-
-
-@pytest.mark.parametrize("task", ["regression", "classification"])
-def test_rows_without_a_target_are_left_out_and_counted(task, tmp_path):
-    table = columns(kind=["a", "b"] * 100)
-    target = "price" if task == "regression" else "kind"
-    flags = f"--target {target} --task {task} --drop-missing-targets"
-    kept = [row for row in range(ROWS) if row not in (0, 50, 199)]
-    less = {name: [cells[row] for row in kept] for name, cells in table.items()}
-    for row, cell in ((0, ""), (50, "NA"), (199, "nan")):
-        table[target][row] = cell
-    for name, rows in (("less", less), ("gaps", table)):
-        result = prepared(tmp_path / name, "tabular", lines(rows), flags)
-        count = 3 if name == "gaps" else 0
-        assert f"rows without a target, which are left out: {count}\n" in result.out
-    gaps = contents(tmp_path / "gaps", "tabular")
-    without = contents(tmp_path / "less", "tabular")
-    rows = np.frombuffer(without.pop("row"), np.int64)
-    assert np.frombuffer(gaps.pop("row"), np.int64).tolist() == np.array(kept)[rows].tolist()
-    assert gaps == without
+# ---- columns and folders -------------------------------------------------------------------------
 
 
 def test_a_column_of_lists_is_named_and_can_be_dropped(tmp_path):
@@ -424,7 +345,7 @@ def test_a_column_of_lists_is_named_and_can_be_dropped(tmp_path):
     pyarrow.parquet.write_table(pa.table(columns(**odd)), tmp_path / "odd.parquet")
     drop = ""
     for name in odd:
-        says = f"cells of type .*odd.parquet, column '{name}': .*--drop '{name}'"
+        says = f"a cell of type .*odd.parquet, row 1, column '{name}': .*--drop '{name}'"
         one_error(prepare(tmp_path, "tabular", "odd.parquet", drop), says)
         drop += f" --drop {name}"
     assert prepare(tmp_path, "tabular", "odd.parquet", drop).code == 0
@@ -472,15 +393,14 @@ def read_again(workload: str, trained: Any, path: Path, folder: Path, **flags: s
 
 
 ALL_TRAIN = {
-    "tabular": "--keep-order --time-features month --split 0.7,0.3,0 --missing weg",
+    "tabular": "--keep-order --split 0.7,0.3,0 --missing weg",
     "timeseries": "--fill last --split 0.7,0.3,0 --missing weg",
 }
 
 
 @pytest.mark.parametrize("workload", ALL_TRAIN)
 def test_predict_reads_files_as_prepare_did(workload, tmp_path, capsys):
-    """Delimiter, decimal mark, encoding, missing cells and times; other ones are said by flags, or
-    found."""
+    """Delimiter, decimal mark, encoding, missing cells and times; flags override them."""
     flags = ALL_TRAIN[workload]
     written(tmp_path, a_table(workload, german=True).encode("latin-1"), "german.csv")
     written(tmp_path, a_table(workload, german=False), "plain.csv")
@@ -495,11 +415,6 @@ def test_predict_reads_files_as_prepare_did(workload, tmp_path, capsys):
     said = {"encoding": "utf-8", "delimiter": ",", "decimal": ".", "time_format": "%Y-%m-%d"}
     by_flags = read_again(workload, trained, tmp_path / "plain.csv", tmp_path / "said", **said)
     assert as_prepared == by_flags
-    plain = store(tmp_path, workload, "plain")
-    folder = tmp_path / "found"
-    said = {"encoding": "latin-1", "time_format": "%d.%m.%Y"}
-    by_discovery = read_again(workload, plain, tmp_path / "german.csv", folder, **said)
-    assert by_discovery == by_flags
 
 
 # ---- a dry run -----------------------------------------------------------------------------------

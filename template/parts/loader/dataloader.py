@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from ..errors import UserError
-from ..interfaces import Batch, Rows, Spans
+from ..interfaces import Batch, Spans
 from ..signals import NUMBERS
 from .order import Order
 from .rows import deliver, gather, mapped
@@ -26,12 +26,8 @@ from .store import Store
 SMALL_BATCH_BYTES = 1 << 20  # below this, passing a batch between processes costs more than reading
 
 
-class Work(NamedTuple):
-    """One batch to read."""
-
-    indices: np.ndarray  # (B,)
-    spans: dict[str, Spans]
-    epoch: int
+Work = tuple[np.ndarray, dict[str, Spans], int]
+"""One batch to read: the indices of its samples (B,), their spans, and the epoch."""
 
 
 class Reader(Dataset[Any]):
@@ -42,28 +38,23 @@ class Reader(Dataset[Any]):
         self.host = host
         self._maps: dict[str, Tensor] = {}
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_maps": {}}
-
     def __getitem__(self, work: Work) -> tuple[Any, ...]:
         """Return indices and rows; or an error, which a worker cannot raise.
 
         PyTorch would add the worker's traceback to its text.
         """
+        indices, spans_by_name, epoch = work
+        rows = {}
         try:
-            return self._read(work)
+            for name, spans in spans_by_name.items():
+                if name not in self._maps:
+                    self._maps[name] = mapped(self.store.arrays[name])
+                rows[name] = gather(self._maps[name], spans, _empty)
+            if self.host is not None:
+                rows = self.host(rows, indices, epoch)
         except UserError as error:
             return (error,)
-
-    def _read(self, work: Work) -> tuple[np.ndarray, dict[str, Rows]]:
-        rows = {}
-        for name, spans in work.spans.items():
-            if name not in self._maps:
-                self._maps[name] = mapped(self.store.arrays[name])
-            rows[name] = gather(self._maps[name], spans, _empty)
-        if self.host is not None:
-            rows = self.host(rows, work.indices, work.epoch)
-        return work.indices, rows
+        return indices, rows
 
 
 class Loader:
@@ -77,12 +68,13 @@ class Loader:
         self.order = order
         self.device = device
         self.workers = data.num_workers
+        reader = Reader(store, getattr(samples, "host", None))
         if self.workers == "auto":
-            self.workers = self._automatic_workers(store)
+            self.workers = self._automatic_workers(reader)
         self._epoch = 0
         self._start = 0
         self._loader: DataLoader[Any] = DataLoader(
-            Reader(store, getattr(samples, "host", None)),
+            reader,
             batch_size=None,
             sampler=self,  # iterated in the main process, once an epoch
             num_workers=self.workers,
@@ -95,13 +87,14 @@ class Loader:
             worker_init_fn=leave_signals,
         )
 
-    def _automatic_workers(self, store: Store) -> int:
+    def _automatic_workers(self, reader: Reader) -> int:
         """Return half of the cores, up to 8; 0 if a batch is small and needs no CPU work."""
         indices = np.arange(min(self.order.batch_size, self.order.count))
         batch_bytes = 0
         for name, spans in self.samples.spans(indices, 0).items():
-            batch_bytes += spans.starts.size * spans.width * store.arrays[name].row_bytes
-        if getattr(self.samples, "host", None) is None and batch_bytes < SMALL_BATCH_BYTES:
+            row_bytes = reader.store.arrays[name].row_bytes
+            batch_bytes += spans.starts.size * spans.width * row_bytes
+        if reader.host is None and batch_bytes < SMALL_BATCH_BYTES:
             return 0
         processes = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)  # torchrun sets it
         return min(8, max((os.cpu_count() or 2) // 2 // processes, 1))
@@ -112,7 +105,7 @@ class Loader:
     def __iter__(self) -> Iterator[Work]:
         """Yield the work of the current epoch (DataLoader's sampler protocol)."""
         for indices in self.order.batches(self._epoch, self._start):
-            yield Work(indices, self.samples.spans(indices, self._epoch), self._epoch)
+            yield indices, self.samples.spans(indices, self._epoch), self._epoch
 
     def epoch(self, epoch: int, start_batch: int = 0) -> Iterator[Batch]:
         self._epoch = epoch

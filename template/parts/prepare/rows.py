@@ -30,26 +30,22 @@ class Table:
     A code is 0 for a missing cell, otherwise the index of its value plus 1.
     """
 
-    kinds: dict[str, Any]  # what each column holds, see `columns.py`
+    kinds: dict[str, str]  # `number` or `category`, by column
     levels: dict[str, list[str]]  # values of each category
     target: str  # empty for rows to predict
     numbers: np.ndarray  # (N, columns) float32
     codes: np.ndarray  # (N, categories) int32
-    file_rows: np.ndarray | None = None  # (N,) int64, the row of the file, from 0
 
     def __len__(self) -> int:
         return len(self.numbers)
 
     @property
     def names(self) -> list[str]:
-        """The names of the numeric columns, including time features."""
-        names = []
-        for name, kind in self.kinds.items():
-            if isinstance(kind, list):
-                names += [f"{name} {feature}" for feature in kind]
-            elif kind == "number":
-                names.append(name)
-        return names
+        """The names of the numeric columns."""
+        return [name for name, kind in self.kinds.items() if kind == "number"]
+
+
+# --- metadata
 
 
 def describe(table: Table, train: np.ndarray) -> tuple[Facts, Lines]:
@@ -58,32 +54,33 @@ def describe(table: Table, train: np.ndarray) -> tuple[Facts, Lines]:
     Only the rows in `train` (N,) bool count. Raises `UserError` for a column without any value and
     for a class that no training row has.
     """
-    scaler, counts = _count(table, train)
-    features = _scales(table.names, scaler)
+    scaler, counts = _measure(table, train)
     lines = scaler.columns(table.names)
-    categories: dict[str, Facts] = {}
-    for name, count in counts.items():
-        values = _known(table.levels[name], count)
-        categories[name] = {"name": name, "values": values}
-        missing = f"{count[0] / count.sum():.1%}"
-        lines.append((name, "category", "", f"{len(values)} values", missing))
+    for name, count_of in counts.items():
+        missing = 1 - sum(count_of.values()) / scaler.rows
+        lines.append((name, "category", "", f"{len(count_of)} values", f"{missing:.1%}"))
 
     kinds = dict(table.kinds)
     del kinds[table.target]
     facts: Facts = {"task": "regression", "columns": kinds}
+    features = _scales(table.names, scaler)
     if table.target in features:
         facts["target"] = features.pop(table.target)
     else:
-        classes = categories.pop(table.target)["values"]
         facts["task"] = "classification"
-        facts["target"] = _describe_classes(table, classes, counts[table.target])
+        facts["target"] = _describe_classes(table, counts.pop(table.target))
     facts["features"] = list(features.values())
-    facts["categories"] = list(categories.values())
+    categories = [{"name": name, "values": list(count_of)} for name, count_of in counts.items()]
+    facts["categories"] = categories
     return facts, lines
 
 
-def _count(table: Table, train: np.ndarray) -> tuple[Scaler, dict[str, np.ndarray]]:
-    """Return the scales of numbers and the counts of categories, over the rows in `train`."""
+def _measure(table: Table, train: np.ndarray) -> tuple[Scaler, dict[str, dict[str, int]]]:
+    """Return the scales of the numbers, and how often each value of a category occurs.
+
+    Only the rows in `train` count. Values that they do not have are left out; the others are
+    sorted.
+    """
     scaler = Scaler(len(table.names))
     counts = {name: np.zeros(len(values) + 1, int) for name, values in table.levels.items()}
     for start in range(0, len(table), BLOCK_ROWS):
@@ -91,7 +88,14 @@ def _count(table: Table, train: np.ndarray) -> tuple[Scaler, dict[str, np.ndarra
         scaler.add(table.numbers.take(rows, 0))
         for count, codes in zip(counts.values(), table.codes.take(rows, 0).T, strict=True):
             count += np.bincount(codes, minlength=len(count))
-    return scaler, counts
+
+    by_value = {}
+    for name, values in table.levels.items():
+        count_of = dict(zip(values, counts[name][1:].tolist(), strict=True))
+        # Sort numbers by size: 2 comes before 10.
+        values = sorted(values, key=lambda value: (len(value) * value.isdecimal(), value))
+        by_value[name] = {value: count_of[value] for value in values if count_of[value]}
+    return scaler, by_value
 
 
 def _scales(names: list[str], scaler: Scaler) -> dict[str, Facts]:
@@ -106,31 +110,18 @@ def _scales(names: list[str], scaler: Scaler) -> dict[str, Facts]:
     return facts
 
 
-def _describe_classes(table: Table, classes: list[str], counts: np.ndarray) -> Facts:
+def _describe_classes(table: Table, count_of: dict[str, int]) -> Facts:
     where = f"column '{table.target}'"
-    values = table.levels[table.target]
-    for name in values:
-        if name not in classes:
+    for name in table.levels[table.target]:
+        if name not in count_of:
             what = f"class '{name}' is in no training row"
             raise UserError(what, where, "remove its rows, or try another --seed")
-    if len(classes) == 1:
+    if len(count_of) == 1:
         raise UserError("all training rows have one class", where, "check --target and --split")
-    codes = [values.index(name) + 1 for name in classes]
-    return {"name": table.target, "classes": classes, "counts": counts[codes].tolist()}
+    return {"name": table.target, "classes": list(count_of), "counts": list(count_of.values())}
 
 
-def _known(values: list[str], counts: np.ndarray) -> list[str]:
-    """Return the values that occur in training rows, sorted."""
-    known = [value for value, count in zip(values, counts[1:], strict=True) if count]
-    # Sort numbers by size: 2 comes before 10.
-    return sorted(known, key=lambda value: (len(value) * value.isdecimal(), value))
-
-
-def ranks(values: np.ndarray) -> np.ndarray:
-    """Return the rank of each value (N,) from 1; equal values have the mean of their ranks."""
-    _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
-    last_ranks = counts.cumsum()
-    return (last_ranks - (counts - 1) / 2)[places]
+# --- arrays
 
 
 def write(writer: StoreWriter, table: Table, facts: Facts, order: np.ndarray) -> None:
@@ -142,21 +133,19 @@ def write(writer: StoreWriter, table: Table, facts: Facts, order: np.ndarray) ->
 
     for start in range(0, len(order), PIECE_ROWS):
         rows = order[start : start + PIECE_ROWS]
-        features = dict(zip(table.names, table.numbers.take(rows, 0).T, strict=True))
-        categories = {}
+        columns = dict(zip(table.names, table.numbers.take(rows, 0).T, strict=True))
         for name, codes in zip(table.levels, table.codes.take(rows, 0).T, strict=True):
-            categories[name] = new_codes[name][codes]
-        if table.target in features:
-            writer.append("target", features.pop(table.target))
-        elif table.target:
-            writer.append("target", categories.pop(table.target).astype(np.int64) - 1)
-        if features:
-            values = np.stack(list(features.values()), 1)
-            writer.append("features", np.where(np.isnan(values), fill, values))
-        if categories:
-            writer.append("categories", np.stack(list(categories.values()), 1))
-        if table.file_rows is not None:
-            writer.append("row", table.file_rows[rows])
+            columns[name] = new_codes[name][codes]
+        if table.target in table.levels:
+            columns[table.target] = columns[table.target].astype(np.int64) - 1
+        if table.target:
+            writer.append("target", columns[table.target])
+        if facts["features"]:
+            features = np.stack([columns[column["name"]] for column in facts["features"]], 1)
+            writer.append("features", np.where(np.isnan(features), fill, features))
+        if facts["categories"]:
+            codes = [columns[column["name"]] for column in facts["categories"]]
+            writer.append("categories", np.stack(codes, 1))
     writer.facts = facts
 
 
@@ -169,20 +158,14 @@ def _new_codes(table: Table, facts: Facts) -> dict[str, np.ndarray]:
         code_of = {value: code for code, value in enumerate(known[name], 1)}
         codes = [code_of.get(value, 0) for value in values]
         new_codes[name] = np.array([0, *codes], np.int32)
+        if 0 in codes:
+            what = f"values that no training row has, such as '{values[codes.index(0)]}'"
+            print(f"note: column '{name}' has {what}: they count as missing")
     return new_codes
 
 
-def file_rows(store: Store, split: str, index: np.ndarray) -> dict[str, np.ndarray]:
-    """Return `row` (N,) of the samples `index`, from 1 in its file; and `file` if it is a folder.
-
-    Synthetic rows are in no file. Other data may have no `row`.
-    """
+def file_rows(store: Store, split: str, index: np.ndarray) -> np.ndarray:
+    """Return the row of each sample `index` (N,) in the file, from 1; synthetic rows have none."""
     if "row" not in store.arrays:
-        return {"row of the split": index + 1}
-    first, last = store.splits[split]
-    rows = store.arrays["row"].rows()[first:last][index]
-    starts = np.array([start for start, _ in store.source["files"]])
-    names = np.array([name for _, name in store.source["files"]])
-    place = starts.searchsorted(rows, "right") - 1
-    of_file = {"row": rows - starts[place] + 1}
-    return {"file": names[place], **of_file} if len(names) > 1 else of_file
+        return index + 1
+    return store.arrays["row"].rows()[store.splits[split][0] + index] + 1

@@ -12,10 +12,12 @@ from .splits import Lines
 
 # Sums are over blocks of this size, so that results do not depend on how a file is divided.
 BLOCK_ROWS = 65_536
+TINY = np.finfo(np.float32).tiny
+ROUNDING = 1e-13  # relative; sums of equal float64 numbers may be off by less
 
 
 class Scaler:
-    """Mean, standard deviation and range of each column, over blocks of rows; NaN is missing.
+    """Mean and standard deviation of each column, over blocks of rows; NaN is missing.
 
     The sums of blocks are merged as in Chan et al. 1983.
     """
@@ -25,23 +27,17 @@ class Scaler:
         self.count = np.zeros(columns)
         self.mean = np.zeros(columns)
         self.squares = np.zeros(columns)
-        self.low = np.full(columns, np.inf)
-        self.high = np.full(columns, -np.inf)
 
     def add(self, values: np.ndarray) -> None:
         """Add a block of values (n, columns)."""
         by_column = np.array(values.T, np.float64, order="C")  # numpy sums along memory fast
-        self.rows += len(values)
-        self.low = np.fmin(self.low, np.fmin.reduce(by_column, 1, initial=np.inf))
-        self.high = np.fmax(self.high, np.fmax.reduce(by_column, 1, initial=-np.inf))
-
         is_missing = np.isnan(by_column)
-        known = len(values) - is_missing.sum(1)
+        known = len(values) - np.count_nonzero(is_missing, 1)
         by_column[is_missing] = 0
         mean = by_column.sum(1) / np.maximum(known, 1)
         by_column -= mean[:, None]
         by_column[is_missing] = 0
-        squares = np.square(by_column).sum(1)
+        squares = np.square(by_column, out=by_column).sum(1)
 
         # Merge the block with those before it.
         fraction = known / np.maximum(self.count + known, 1)
@@ -49,21 +45,23 @@ class Scaler:
         self.squares += squares + apart**2 * self.count * fraction
         self.mean = self.mean + apart * fraction
         self.count = self.count + known
+        self.rows += len(values)
+
+    def std(self) -> np.ndarray:
+        """Return standard deviations; 0 for a column whose values differ by rounding only."""
+        std = np.sqrt(self.squares / np.maximum(self.count, 1))
+        return np.where(std > TINY + ROUNDING * np.abs(self.mean), std, 0)
 
     def scale(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return mean and standard deviation; for a constant column, its value and 1."""
-        spread = np.sqrt(self.squares / np.maximum(self.count, 1))
-        is_constant = self.low == self.high
-        is_tiny = spread < np.finfo(np.float32).tiny
-        std = np.where(is_constant | is_tiny, 1.0, spread)
-        mean = np.where(is_constant, self.low, self.mean)
-        return mean, std
+        """Return mean and standard deviation; 1 instead of 0."""
+        std = self.std()
+        return self.mean, np.where(std > 0, std, 1)
 
     def columns(self, names: list[str]) -> Lines:
         """Return the lines that `splits.print_summary` prints for these columns."""
         missing = 1 - self.count / self.rows
         lines: Lines = []
-        for name, low, high, fraction in zip(names, self.low, self.high, missing, strict=True):
-            kind = "constant" if low == high else "number"
-            lines.append((name, kind, f"{low:.6g}", f"{high:.6g}", f"{fraction:.1%}"))
+        for name, mean, std, fraction in zip(names, self.mean, self.std(), missing, strict=True):
+            kind = "number" if std else "constant"
+            lines.append((name, kind, f"{mean:.6g}", f"{std:.6g}", f"{fraction:.1%}"))
         return lines

@@ -117,9 +117,11 @@ def read_times(block: Block, name: str, last: int) -> np.ndarray:
 
     last: the time of the row before. Raises `UserError` for a row that is not later than that.
     """
+    from .times import block_times  # it imports pyarrow
+
     if name == "none":
         return last + 1 + np.arange(block.num_rows)
-    times = block.times(name)
+    times = block_times(block, name)
     seconds = times.astype(np.int64)
     is_wrong = np.isnat(times) | (np.diff(seconds, prepend=last) <= 0)
     if is_wrong.any():

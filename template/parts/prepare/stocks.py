@@ -97,7 +97,9 @@ def dates(block: Block, name: str) -> np.ndarray:
     """Return days since 1970 (rows,). Raises `UserError`, with the row, for an invalid date."""
     import numpy as np
 
-    times = block.times(name)
+    from .times import block_times
+
+    times = block_times(block, name)
     days = times.astype("M8[D]")
     is_wrong = days != times  # also if one is missing
     if is_wrong.any():

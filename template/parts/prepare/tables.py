@@ -10,10 +10,8 @@ import csv
 import io
 import re
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +24,6 @@ from tqdm import tqdm
 
 from ..engine.errors import UserError
 from ..engine.runs import check_input
-from .times import ISO, find_format, to_seconds
 
 # Sizes of a block, which bound the memory that reading takes.
 BLOCK_BYTES = 2 << 20  # of a CSV file
@@ -35,23 +32,19 @@ FLOAT32_MAX = 3.4e38
 STRING = pa.string()
 MISSING = ["", "NA", "na", "nan", "NaN", "null", "NULL"]  # cells without a value
 # Other files of a folder are ignored.
-TABLE = re.compile(
-    r"[^.].*\.(csv|tsv|parquet|pq|feather|arrow)(\.(gz|bz2|lz4|zst))?", re.IGNORECASE
-)
-UNREADABLE = (OSError, EOFError, pa.ArrowException, ValueError, TypeError, LookupError)
+TABLE = re.compile(r"[^.].*\.(csv|tsv|parquet|pq|feather|arrow)(\.gz)?", re.IGNORECASE)
+UNREADABLE = (OSError, pa.ArrowException, ValueError, TypeError, LookupError)
 
-# How files are written, unless flags or the first rows of a CSV file differ.
+# How files are written, unless flags or earlier files differ.
 STYLE: dict[str, Any] = {
-    "delimiter": ",",
-    "decimal": ".",
+    "delimiter": None,  # detected in the first CSV file
+    "decimal": None,  # detected in the first CSV file
     "encoding": "utf-8",
     "missing": [],
     "time_formats": {},  # by column
 }
 SAMPLE_BYTES = 64 << 10  # from the beginning of a file
-SAMPLE_ROWS = 100
 DELIMITERS = ",;\t|"
-POINT_NUMBER = re.compile(r"[+-]?\d*\.\d+([eE][+-]?\d+)?")
 # Not `1,234`, whose comma may separate thousands.
 COMMA_NUMBER = re.compile(r"[+-]?(?![1-9]\d{0,2},\d{3}$)\d+,\d+([eE][+-]?\d+)?")
 
@@ -65,47 +58,46 @@ class Source:
         flags: values of the flags of `add_input`, None if not given. known: `style` of earlier
         files of this kind. Raises `UserError` if there is no such file.
         """
-        known = known or {}
+        earlier = {**STYLE, **(known or {})}
         self.path = path
         self.files = find_files(path)
         self.flags = flags
-        self.style = {
-            name: flags.get(name) or known.get(name, value) for name, value in STYLE.items()
-        }
+        self.style = {name: flags.get(name) or earlier[name] for name in STYLE}
+        self.style["time_formats"] = dict(earlier["time_formats"])
         self.missing = [*MISSING, *self.style["missing"]]
-        self.time_formats: dict[str, str] = {}
-        if not flags.get("time_format"):
-            self.time_formats |= self.style["time_formats"]
-        self.style["time_formats"] = self.time_formats
+        self.gaps = [gap for gap in map(number, self.style["missing"]) if gap < np.inf]
 
     def blocks(self) -> Iterator[Block]:
         """Yield all rows, block by block. Raises `UserError` for files that are not a table."""
         is_empty = True
-        bar = tqdm(desc="reading", unit=" rows", unit_scale=True, leave=False, disable=None)
         for path in self.files:
-            read = READERS.get(path.suffix.lower(), self._csv_batches)
             row = 0
             try:
-                for batch in read(path):
-                    names = [name.strip() for name in batch.schema.names]
-                    check_names(names, path)
+                for batch in tqdm(self._batches(path), path.name, leave=False, disable=None):
+                    block = Block(self, path, row, len(batch), columns_of(batch, path))
+                    row += len(batch)
                     if len(batch):
                         is_empty = False
-                        columns = dict(zip(names, batch.columns, strict=True))
-                        yield Block(self, path, self.style["decimal"], row, len(batch), columns)
-                    row += len(batch)
-                    bar.update(len(batch))
+                        yield block
             except UNREADABLE as error:
                 what = f"cannot read the file ({error})".partition("\n")[0]
                 remedy = "check --encoding (such as latin-1), --delimiter and quotes"
                 raise UserError(what, str(path), remedy) from error
-        bar.close()
         if is_empty:
             raise UserError("no rows under the header", str(self.path), "check --input")
 
-    def _csv_batches(self, path: Path) -> Iterable[pa.RecordBatch]:
-        """Read a CSV file, with every cell as a text."""
-        header = self._detect_style(path)
+    def _batches(self, path: Path) -> Iterable[pa.RecordBatch]:
+        """Read a file by its ending; in a CSV file, every cell is a text."""
+        ending = path.suffix.lower()
+        if ending in (".parquet", ".pq"):
+            file = parquet.ParquetFile(path, pre_buffer=False)
+            num_rows = BLOCK_CELLS // file.metadata.num_columns + 1
+            return file.iter_batches(num_rows, use_threads=False)
+        if ending in (".feather", ".arrow"):
+            reader = ipc.open_file(pa.OSFile(str(path)))
+            return map(reader.get_batch, range(reader.num_record_batches))
+
+        header = self._read_header(path)
         read = arrow_csv.ReadOptions(
             use_threads=False, block_size=BLOCK_BYTES, encoding=self.style["encoding"]
         )
@@ -117,33 +109,29 @@ class Source:
         )
         return arrow_csv.open_csv(path, read, parse, convert)
 
-    def _detect_style(self, path: Path) -> list[str]:
-        """Return the header. Detect delimiter and decimal mark; print them if unexpected."""
+    def _read_header(self, path: Path) -> list[str]:
+        """Return the header of a CSV file. Detect delimiter and decimal mark in the first one."""
         with pa.input_stream(str(path)) as file:  # decompresses `.gz` files
             content = file.read(SAMPLE_BYTES)
         # Reading the table reports invalid characters.
-        text = content.decode(self.style["encoding"], "replace").removeprefix("\ufeff")
+        text = content.decode(self.style["encoding"], "replace").lstrip("\ufeff\r\n")
         if "\0" in text:
             remedy = "export a workbook as CSV; if it is text in UTF-16, add --encoding utf-16"
             raise UserError("a NUL byte, as in a binary file", str(path), remedy)
 
-        expected = self.style
-        delimiter = self.flags.get("delimiter")
-        if not delimiter:
-            # The mark that splits the header into the most cells; of equals, first the expected.
-            marks = (expected["delimiter"], *DELIMITERS)
-            delimiter = max(marks, key=lambda mark: len(sample_rows(text, mark)[0]))
-        rows = sample_rows(text, delimiter)
-        cells = [cell.strip() for row in rows for cell in row]
-        decimal = expected["decimal"]
-        if not self.flags.get("decimal"):
-            if any(map(POINT_NUMBER.fullmatch, cells)):
-                decimal = "."
-            elif any(map(COMMA_NUMBER.fullmatch, cells)):
-                decimal = ","
-        self.style = {**expected, "delimiter": delimiter, "decimal": decimal}
-        if self.style != expected:
-            print(f"note: delimiter {delimiter!r} and decimal mark {decimal!r} found in {path}")
+        style = self.style
+        if not style["delimiter"]:
+            header = text.partition("\n")[0]
+            style["delimiter"] = max(DELIMITERS, key=header.count)
+        lines = io.StringIO(text, "")
+        rows = list(csv.reader(lines, delimiter=style["delimiter"])) or [[]]
+        if not style["decimal"]:
+            cells = [cell.strip() for row in rows for cell in row]
+            has_commas = style["delimiter"] != "," and any(map(COMMA_NUMBER.fullmatch, cells))
+            style["decimal"] = "," if has_commas else "."
+            if style["delimiter"] != ",":
+                found = f"delimiter {style['delimiter']!r} and decimal mark {style['decimal']!r}"
+                print(f"note: {found} found in {path}")
         return rows[0]
 
 
@@ -155,59 +143,34 @@ def find_files(path: Path) -> list[Path]:
     check_input(path)
     if not path.is_dir():
         return [path]
-    paths = [file for file in path.iterdir() if TABLE.fullmatch(file.name)]
-    if not paths:
+    files = sorted(file for file in path.iterdir() if TABLE.fullmatch(file.name))
+    if not files:
         what = "no .csv, .tsv, .parquet, .pq, .feather, .arrow or .csv.gz file in the folder"
         raise UserError(what, str(path), "point --input at the data")
-    return sorted(paths)
-
-
-def sample_rows(text: str, delimiter: str) -> list[list[str]]:
-    """Return the cells of the first rows, which begin with the header."""
-    lines = io.StringIO(text.lstrip(), "")
-    return list(islice(csv.reader(lines, delimiter=delimiter), SAMPLE_ROWS)) or [[]]
-
-
-def parquet_batches(path: Path) -> Iterable[pa.RecordBatch]:
-    file = parquet.ParquetFile(path, pre_buffer=False)
-    num_rows = max(BLOCK_CELLS // file.metadata.num_columns, 1)
-    return file.iter_batches(num_rows, use_threads=False)
-
-
-def arrow_batches(path: Path) -> Iterable[pa.RecordBatch]:
-    reader = ipc.open_file(pa.OSFile(str(path)))
-    return map(reader.get_batch, range(reader.num_record_batches))
-
-
-# How to read a file, by its ending; all others are CSV files.
-READERS = {
-    ".parquet": parquet_batches,
-    ".pq": parquet_batches,
-    ".feather": arrow_batches,
-    ".arrow": arrow_batches,
-}
-
-
-def check_names(names: list[str], path: Path) -> None:
-    """Raise `UserError` for a column that has no name, or the name of another one."""
-    for name in names:
-        if not name or names.count(name) > 1:
-            what = f"two columns with the name '{name}', or one without a name"
-            remedy = "give each column its own name; if it is a pandas index, export index=False"
-            raise UserError(what, f"{path}, line 1", remedy)
+    return files
 
 
 # --- columns
 
 
+def columns_of(batch: pa.RecordBatch, path: Path) -> dict[str, pa.Array]:
+    """Return the columns by name. Raises `UserError` if a name is empty, or that of two columns."""
+    names = [name.strip() for name in batch.schema.names]
+    columns = dict(zip(names, batch.columns, strict=True))
+    if len(columns) < len(names) or "" in columns:
+        what = f"two columns have one name, or one has none: {', '.join(names)[:200]}"
+        remedy = "give each column its own name; if it is a pandas index, export index=False"
+        raise UserError(what, f"{path}, line 1", remedy)
+    return columns
+
+
 def place_of(name: str, names: Iterable[str], path: Path) -> int:
-    """Return the index of a column; raises `UserError`, with the closest name, if it is missing."""
+    """Return the index of a column; raises `UserError`, with similar names, if it is missing."""
     names = list(names)
     if name in names:
         return names.index(name)
-    likely = get_close_matches(name, names, 1)
-    hint = f"did you mean '{likely[0]}'?" if likely else f"choose one of {', '.join(names[:20])}"
-    raise UserError(f"no column '{name}'", str(path), hint)
+    similar = ", ".join(get_close_matches(name, names, n=5, cutoff=0))
+    raise UserError(f"no column '{name}'", str(path), f"did you mean one of {similar}?")
 
 
 @dataclass(frozen=True)
@@ -216,7 +179,6 @@ class Block:
 
     source: Source
     path: Path
-    decimal: str
     first: int  # row of the file, from 0
     num_rows: int
     columns: dict[str, pa.Array]
@@ -227,7 +189,8 @@ class Block:
         return UserError(what, where, remedy)
 
     def _column(self, name: str) -> pa.Array:
-        place_of(name, self.columns, self.path)
+        if name not in self.columns:
+            place_of(name, self.columns, self.path)
         return self.columns[name]
 
     def column(self, name: str) -> pa.Array:
@@ -239,14 +202,10 @@ class Block:
         if pa.types.is_date(column.type) or pa.types.is_timestamp(column.type):
             return column
         try:
-            if pa.types.is_floating(column.type):
-                with suppress(pa.ArrowException):  # whole numbers with gaps may be stored as floats
-                    column = column.cast(pa.int64())
             texts = pc.ascii_trim_whitespace(column.cast(STRING))
         except pa.ArrowException as error:
-            where = f"{self.path}, column '{name}'"
             remedy = f"store one number, text or time per cell, or add --drop '{name}'"
-            raise UserError(f"cells of type {column.type}", where, remedy) from error
+            raise self.error(f"a cell of type {column.type}", 0, name, remedy) from error
         is_missing = pc.is_in(texts, pa.array(self.source.missing))
         return pc.if_else(is_missing, None, texts)
 
@@ -260,15 +219,15 @@ class Block:
             # cell once.
             places, texts = encode(self._with_points(self.column(name)))
             values = np.array([*map(number, texts), np.nan])[places]
-        gaps = [value for value in map(number, self.source.missing) if abs(value) < np.inf]
-        return np.where(np.isin(values, gaps), np.nan, values) if gaps else values
+        for gap in self.source.gaps:
+            values = np.where(values == gap, np.nan, values)
+        return values
 
     def _with_points(self, column: pa.Array) -> pa.Array:
         """Write decimal marks as points. A cell that had a point is then not a number."""
-        if self.decimal == "." or column.type != STRING:
+        if self.source.style["decimal"] != "," or column.type != STRING:
             return column
-        without_points = pc.replace_substring(column, ".", "x")
-        return pc.replace_substring(without_points, self.decimal, ".")
+        return pc.replace_substring(pc.replace_substring(column, ".", "x"), ",", ".")
 
     def numbers(self, name: str, remedy: str) -> np.ndarray:
         """Return numbers (rows,) float64, with NaN for missing cells.
@@ -282,27 +241,6 @@ class Block:
             cell = str(self.column(name)[row])
             raise self.error(f"{cell!r} is not a finite number", row, name, remedy)
         return values
-
-    def times(self, name: str) -> np.ndarray:
-        """Return times (rows,) datetime64[s], with NaT for missing cells.
-
-        The first block decides the format of a column. Raises `UserError` for a cell that is not a
-        time, and for times that can be read in two ways.
-        """
-        column = self.column(name)
-        formats = self.source.time_formats
-        where = f"{self.path}, column '{name}'"
-        if name not in formats:
-            given = self.source.flags.get("time_format")
-            formats[name] = given or find_format(column, where) or ISO
-            if formats[name] not in (ISO, "s"):
-                print(f"note: {where} has times in the format '{formats[name]}'")
-        seconds = to_seconds(column, formats[name])
-        row = pc.index(pc.and_(seconds.is_null(), column.is_valid()), True).as_py()
-        if row >= 0:
-            what = f"'{column[row]}' is not a time in the format {formats[name]}"
-            raise self.error(what, row, name, "fix it, or see --time-format")
-        return seconds.cast(pa.timestamp("s")).to_numpy(zero_copy_only=False)
 
 
 def encode(column: pa.Array) -> tuple[np.ndarray, list[str]]:

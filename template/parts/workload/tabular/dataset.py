@@ -66,8 +66,9 @@ def baseline_loss(store: Store, split: str) -> float:
     return float(-np.log(fractions[target]).mean())
 
 
-def _made_up_harvest(count: int) -> Table:
+def _made_up_harvest() -> Table:
     """Generate rows of six numbers, a category and a target; some cells are empty."""
+    count = 20_000
     random = np.random.default_rng(20)
     x = random.standard_normal((count, 6))
     soil = random.integers(1, 5, count).astype(np.int32)
@@ -90,10 +91,9 @@ def _made_up_harvest(count: int) -> Table:
 
 def synthesize(folder: Path, settings: Any) -> None:
     """Write 20,000 rows of a synthetic harvest, which are always the same."""
-    count = 20_000
-    table = _made_up_harvest(count)
-    rows = np.arange(count)
-    splits = borders("0.7,0.15,0.15", count)
+    table = _made_up_harvest()
+    rows = np.arange(len(table))
+    splits = borders("0.7,0.15,0.15", len(table))
     facts, _ = describe(table, rows < splits["train"][1])
     with StoreWriter(folder, WORKLOAD) as writer:
         write(writer, table, facts, rows)

@@ -20,29 +20,24 @@ if TYPE_CHECKING:
 
 SAMPLES = 2000  # the first ones of the validation split
 WORST = 8
-WRITTEN = 20  # up to this number of classes, the matrix shows counts
 
 
 def examples(batch: Batch, predictions: Batch, project: Project) -> dict[str, Figure | str]:
-    """Show predictions against truth and the worst rows; or a confusion matrix and the classes."""
+    """Show predictions against truth and the worst rows; or how well each class is predicted."""
     facts = project.store.facts["target"]
     target = batch["target"].numpy()
     prediction = predictions["prediction"].numpy()
     if "classes" in facts:
-        names = facts["classes"]
-        counts = np.zeros((len(names), len(names)), int)
-        np.add.at(counts, (target, prediction), 1)
-        return {"confusion": confusion(counts, names), "classes": classes(counts, names)}
+        return {"classes": classes(target, prediction, facts["classes"])}
 
-    columns = {
-        **file_rows(project.store, "validation", batch["index"].numpy()),
-        "truth": target,
-        "prediction": prediction,
-        "error": prediction - target,
-    }
+    error = prediction - target
+    order = np.abs(error).argsort()[: -WORST - 1 : -1]
+    rows = file_rows(project.store, "validation", batch["index"].numpy())
+    columns = {"row": rows, "truth": target, "prediction": prediction, "error": error}
+    worst = {name: values[order] for name, values in columns.items()}
     return {
         "predictions": scatter(target, prediction, facts["name"]),
-        "worst": worst(columns),
+        "worst": markdown(f"Worst of {len(error):,} rows", worst),
     }
 
 
@@ -57,40 +52,26 @@ def scatter(target: np.ndarray, prediction: np.ndarray, name: str) -> Figure:
     return figure
 
 
-def worst(columns: dict[str, np.ndarray]) -> str:
-    """Return a table of the rows with the largest errors, with the given columns (N,)."""
-    error = np.abs(columns["error"])
-    order = error.argsort()[: -WORST - 1 : -1]
-    cells = [values[order].tolist() for values in columns.values()]
-    rows = list(zip(*cells, strict=True))
-    return "\n".join(table(f"Worst of {len(error):,} rows", tuple(columns), rows))
-
-
-def classes(counts: np.ndarray, names: list[str]) -> str:
-    """Return a table of precision, recall and F1 by class; counts (K, K) as in `confusion`."""
+def classes(target: np.ndarray, prediction: np.ndarray, names: list[str]) -> str:
+    """Return precision, recall and F1 of each class, and the confusion matrix."""
+    counts = np.zeros((len(names), len(names)), int)  # (K, K), by true and predicted class
+    np.add.at(counts, (target, prediction), 1)
     right = counts.diagonal()
-    taken = counts.sum(0)
+    predicted = counts.sum(0)
     true = counts.sum(1)
-    precision = right / taken.clip(1)
-    recall = right / true.clip(1)
-    f1 = 2 * right / (taken + true).clip(1)
-    figures = [values.tolist() for values in (precision, recall, f1, true)]
-    rows = list(zip(names, *figures, strict=True))
-    return "\n".join(table("Classes", ("class", "precision", "recall", "F1", "rows"), rows))
+    columns = {
+        "class": np.array(names),
+        "precision": right / predicted.clip(1),
+        "recall": right / true.clip(1),
+        "F1": 2 * right / (predicted + true).clip(1),
+        "rows": true,
+    }
+    for name, count in zip(names, counts.T, strict=True):
+        columns[f"as {name}"] = count
+    return markdown("Classes", columns)
 
 
-def confusion(counts: np.ndarray, names: list[str]) -> Figure:
-    """Plot counts (K, K) by true and predicted class, coloured by fraction of the true class."""
-    size = min(3 + 0.45 * len(names), 11)
-    figure = Figure(figsize=(size + 1, size), layout="constrained")
-    axes = figure.subplots()
-    fractions = counts / counts.sum(1, keepdims=True).clip(1)
-    title = f"confusion matrix, {counts.sum():,} rows"
-    axes.set(title=title, xlabel="prediction", ylabel="truth")
-    axes.imshow(fractions, cmap="Blues", vmin=0, vmax=1)
-    axes.set_xticks(range(len(names)), names, rotation=45, ha="right")
-    axes.set_yticks(range(len(names)), names)
-    if len(names) <= WRITTEN:
-        for (truth, guess), count in np.ndenumerate(counts):
-            axes.text(guess, truth, f"{count:,}", ha="center", va="center", color="C1")
-    return figure
+def markdown(title: str, columns: dict[str, np.ndarray]) -> str:
+    """Return a table of columns with these names, (N,) each."""
+    cells = [values.tolist() for values in columns.values()]
+    return "\n".join(table(title, tuple(columns), list(zip(*cells, strict=True))))

@@ -11,13 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..engine.runs import find_run
 from ..prepare.splits import add_input
-from ..trained import (
-    add_flags,
-    collected,
-    open_run,
-    output_path,
-    write_output,
-)
+from ..trained import add_flags, collected, open_run, output_path, write_output
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,60 +23,56 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `predict`."""
     output = ".npz or .csv (default: predictions.npz in the run's folder)"
     add_flags(parser, output=output)
-    add_input(parser, "new rows, with or without the target", required=False)
+    title = "new rows, with or without the target"
+    add_input(parser, title, required=False, times=False)
 
 
 def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     """Write `prediction` for each row of the split or the input, and `target` if it is known.
 
-    `row` is the number of the row in its file, from 1; of several files, `file` has the names. In
-    a .npz file, classes are numbers, with `probability` (N, K) and the names `classes`. In a CSV
+    `row` is the number of the row in its file, from 1; of several files, in all of them together.
+    In a .npz file, classes are numbers, with `probability` (N, K) and the names `classes`. In a CSV
     file, classes are names.
     """
-    from ..engine.data.store import Store
     from ..prepare.rows import file_rows
 
-    split = "input" if arguments.input else arguments.split
     folder = find_run(arguments.run)
     output = output_path(arguments.output, folder / "predictions.npz", ".npz", ".csv")
     settings = load(folder / "config.resolved.yaml")
     project, step = open_run(folder, settings, arguments, needs_data=not arguments.input)
+    split = arguments.split
     with tempfile.TemporaryDirectory() as temporary:
         if arguments.input:
-            new_rows(Path(arguments.input), vars(arguments), project.store, Path(temporary))
-            project = replace(project, store=Store.open(Path(temporary)))
-        loader = project.loader(split)
-        rows = collected(project, loader, "target")
-        places = file_rows(project.store, split, rows.pop("index"))
-    rows = {**places, **rows}
+            split = "input"
+            store = new_rows(Path(arguments.input), vars(arguments), project.store, temporary)
+            project = replace(project, store=store)
+        predicted = collected(project, project.loader(split), "target")
+        rows = {"row": file_rows(project.store, split, predicted.pop("index")), **predicted}
     classes = project.store.facts["target"].get("classes", [])
-    content: Any = rows
     if output.suffix == ".csv":
-        content = as_csv(rows, classes)
-    elif classes:
-        content = {**rows, "classes": classes}
-    write_output(output, content)
-    print(f"{len(rows['prediction']):,} predictions of step {step} written to {output}")
+        write_output(output, as_csv(rows, classes))
+    else:
+        write_output(output, {**rows, "classes": classes} if classes else rows)
+    print(f"{len(rows['row']):,} predictions of step {step} written to {output}")
 
 
-def new_rows(path: Path, flags: dict[str, Any], trained: Store, folder: Path) -> None:
+def new_rows(path: Path, flags: dict[str, Any], trained: Store, folder: str | Path) -> Store:
     """Write a table as a dataset into `folder`, with the metadata of the training data."""
-    from ..engine.data.store import StoreWriter
-    from ..prepare.columns import fill
+    import numpy as np
+
+    from ..engine.data.store import Store, StoreWriter
+    from ..prepare.columns import read_table
+    from ..prepare.rows import write
     from ..prepare.tables import Source
 
     source = Source(path, flags, trained.source)
     with StoreWriter(folder, trained.workload) as writer:
-        table, _ = fill(writer, source, trained.source, trained.facts)
-
-    for column in trained.facts["categories"]:
-        name = column["name"]
-        unknown = {*table.levels[name]} - {*column["values"]}
-        if unknown:
-            print(
-                f"note: column '{name}' has values that are not in the training data, "
-                f"such as '{min(unknown)}'"
-            )
+        table = read_table(writer, source, kinds=trained.facts["columns"])
+        rows = np.arange(len(table))
+        write(writer, table, trained.facts, rows)
+        writer.append("row", rows)
+        writer.splits = {"input": [0, len(table)]}
+    return Store.open(folder)
 
 
 def as_csv(rows: dict[str, np.ndarray], classes: list[str]) -> bytes:
@@ -91,14 +81,13 @@ def as_csv(rows: dict[str, np.ndarray], classes: list[str]) -> bytes:
     import pyarrow as pa
     from pyarrow.csv import write_csv
 
-    columns = {}
-    for name, array in rows.items():
-        if classes and name in ("prediction", "target"):
-            columns[name] = np.array(classes)[array]
-        elif array.ndim == 1:
-            columns[name] = array
-    for number, name in enumerate(classes):
-        columns[f"probability of {name}"] = rows["probability"][:, number]
+    columns = dict(rows)
+    if classes:
+        probability = columns.pop("probability")
+        for name in columns.keys() & {"prediction", "target"}:
+            columns[name] = np.array(classes)[columns[name]]
+        for name, values in zip(classes, probability.T, strict=True):
+            columns[f"probability of {name}"] = values
     sink = pa.BufferOutputStream()
     write_csv(pa.table(columns), sink)
     return sink.getvalue().to_pybytes()

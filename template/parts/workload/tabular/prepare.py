@@ -7,21 +7,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..prepare.splits import add_input, destination, print_summary
+from ..prepare.splits import add_input, borders, destination, print_summary
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `prepare`."""
     add = parser.add_argument
-    add_input(parser, "a table")
+    add_input(parser, "a table", times=False)
     add("--target", required=True, metavar="COLUMN", help="the column to predict")
     tasks = ["regression", "classification"]
     add("--task", required=True, choices=tasks, help="predict a number, or a class")
 
     text = "fractions that add up to 1, or numbers of rows; test may be 0 (default: %(default)s)"
     add("--split", default="0.7,0.15,0.15", metavar="TRAIN,VALIDATION,TEST", help=text)
-    text = "leave out rows without a target, which are an error otherwise"
-    add("--drop-missing-targets", action="store_true", help=text)
     text = "seed of the shuffle before the split (default: 0)"
     add("--seed", type=int, default=0, metavar="N", help=text)
     text = "do not shuffle: the last rows of the file become the test split"
@@ -31,23 +29,35 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--category", action="append", default=[], metavar="COLUMN", help=text)
     text = "leave a column out; repeatable"
     add("--drop", action="append", default=[], metavar="COLUMN", help=text)
-    text = "replace times by numbers, in UTC if they have an offset: hour,weekday,month, or some"
-    add("--time-features", default="", metavar="NAMES", help=text)
-    text = "maximum number of values of a category (default: 1000)"
-    add("--max-levels", type=int, default=1000, metavar="N", help=text)
 
 
 def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     """Read the file once, compute the metadata from the training rows, then write all rows."""
+    import numpy as np
+
     from ..engine.data.store import StoreWriter
-    from ..prepare.columns import fill
+    from ..prepare.columns import read_table
+    from ..prepare.rows import describe, write
     from ..prepare.tables import Source
     from ..settings import WORKLOAD
 
     source = Source(Path(arguments.input), vars(arguments))
     with destination(load().data.path, arguments.dry_run) as folder:
         with StoreWriter(folder, WORKLOAD) as writer:
-            _, lines = fill(writer, source, vars(arguments))
-        counts = [f"{last - first:,} {name}" for name, (first, last) in writer.splits.items()]
+            table = read_table(writer, source, arguments.target)
+            splits = borders(arguments.split, len(table))
+            order = np.arange(len(table))
+            if not arguments.keep_order:
+                np.random.default_rng(abs(arguments.seed)).shuffle(order)
+            train = np.zeros(len(table), bool)
+            train[order[: splits["train"][1]]] = True
+
+            facts, lines = describe(table, train)
+            order = order[: splits["test"][1]]
+            write(writer, table, facts, order)
+            writer.append("row", order)
+            writer.splits = splits
+            writer.source = {"file": source.path.name, **source.style}
+        counts = [f"{last - first:,} {name}" for name, (first, last) in splits.items()]
         print(f"rows:       {', '.join(counts)}")
         print_summary(writer, arguments.dry_run, lines)

@@ -136,7 +136,7 @@ def check_values(array: Hdf5Array, border: int) -> dict[str, list[float]]:
         what = "float32 rounds the values by more than 0.1 % of their standard deviation"
         where = f"{array.path}, {array.name}, column {int(is_rounded.argmax())}"
         raise UserError(what, where, "subtract a constant first")
-    constant = ", ".join(map(str, np.flatnonzero(scaler.low == scaler.high)))
+    constant = ", ".join(map(str, np.flatnonzero(scaler.std() == 0)))
     if constant:
         what = "the same value in all training rows, which is no information"
         print(f"note: {what}: {constant} of {array.name}")

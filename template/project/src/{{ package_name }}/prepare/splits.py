@@ -1,4 +1,4 @@
-"""Splits of the rows, the destination of the data, and the flags that several commands number."""
+"""Splits of the rows, the destination of the data, and flags of several commands."""
 
 from __future__ import annotations
 
@@ -18,39 +18,36 @@ if TYPE_CHECKING:
 
 SPLITS = ("train", "validation", "test")
 Lines = list[tuple[str, ...]]
-"""What a summary says of each column: name, type, lowest, highest and missing values."""
+"""What a summary says of each column: name, type, mean, standard deviation and missing values."""
 
 
-def split_shares(split: str) -> tuple[list[float], bool]:
-    """Return the numbers in `--split`, and whether they are fractions and not counts of rows.
+def split_shares(split: str) -> list[float]:
+    """Return the three numbers in `--split`: fractions, which add up to 1, or counts.
 
     The last number may be left out.
     """
-    numbers: list[float] = []
+    numbers = []
     with suppress(ValueError):
         numbers = [float(text) for text in split.split(",")]
     numbers += [0.0] * (3 - len(numbers))
-    are_shares = abs(sum(numbers) - 1) < 1e-6
-    is_whole = are_shares or all(number.is_integer() for number in numbers)
-    if len(numbers) > 3 or min(numbers) < 0 or not is_whole:
+    is_whole = all(number.is_integer() for number in numbers)
+    is_valid = is_whole or abs(sum(numbers) - 1) < 1e-6
+    if len(numbers) > 3 or min(numbers) < 0 or not is_valid:
         remedy = "give fractions that add up to 1, such as 0.8,0.1,0.1, or three whole numbers"
         raise UserError(f"'{split}' is not a valid split", "--split", remedy)
-    return numbers, are_shares
+    return numbers
 
 
 def split_sizes(split: str, count: int, unit: str = "row", rounded: int = 0) -> list[int]:
     """Return the sizes of the training, validation and test split of `count` rows.
 
-    rounded: which of the fractions is rounded, in addition to that of test.
+    rounded: which of the first two fractions is rounded; the other split gets what is left.
     """
-    numbers, are_shares = split_shares(split)
+    numbers = split_shares(split)
     sizes = [int(number) for number in numbers]
-    count = max(count, 0)
-    if are_shares:
-        sizes[2] = round(count * numbers[2])
-        sizes[rounded] = min(round(count * numbers[rounded]), count - sizes[2])
-        sizes[1 - rounded] = count - sizes[2] - sizes[rounded]
-
+    if sum(numbers) < 2:  # fractions
+        sizes = [round(count * fraction) for fraction in numbers]
+        sizes[1 - rounded] += count - sum(sizes)
     if min(sizes[:2]) < 1 or sum(sizes) > count:
         what = f"{count} {unit}s cannot be split into {', '.join(map(str, sizes))}"
         remedy = "training and validation need at least one"
@@ -86,28 +83,58 @@ def print_summary(data: Store | StoreWriter, dry_run: bool, columns: Lines | Non
         print(f"next:       python -m {package} train")
 
 
-def add_input(parser: argparse.ArgumentParser, title: str, required: bool = True) -> None:
-    """Add the flags of commands that read a table: `prepare` and `predict`."""
+def add_input(
+    parser: argparse.ArgumentParser, title: str, required: bool = True, times: bool = True
+) -> None:
+    """Add the flags of commands that read a table: `prepare` and `predict`.
+
+    times: whether the table may have a column of times.
+    """
     add = parser.add_argument
-    text = f"{title}: CSV (or .csv.gz) with a header, Parquet, Feather, Arrow, or a folder of them"
-    add("--input", required=required, type=typed_path, metavar="PATH", help=text)
-    text = "delimiter of a CSV file (default: detected in the header)"
-    add("--delimiter", metavar="SIGN", help=text)
-    text = "decimal mark of a CSV file, `.` or `,` (default: detected in the first rows)"
-    add("--decimal", choices=[".", ","], metavar="SIGN", help=text)
-    text = "encoding of a CSV file, such as latin-1 (default: utf-8, or as in `prepare`)"
-    add("--encoding", metavar="NAME", help=text)
-    text = "text of a missing cell, such as `?`, besides empty ones, NA, nan and null; repeatable"
-    add("--missing", action="append", metavar="TEXT", help=text)
-    text = (
-        "format of times, such as %%d.%%m.%%Y, or the unit of whole numbers: s, ms, us or ns "
-        "(default: ISO 8601, or detected in the first rows)"
+    add(
+        "--input",
+        required=required,
+        type=typed_path,
+        metavar="PATH",
+        help=f"{title}: CSV (or .csv.gz) with a header, Parquet, Feather, Arrow, or a folder of"
+        " them",
     )
-    add("--time-format", metavar="FORMAT", help=text)
+    add(
+        "--delimiter",
+        metavar="SIGN",
+        help="delimiter of a CSV file (default: detected in the header)",
+    )
+    add(
+        "--decimal",
+        choices=[".", ","],
+        metavar="SIGN",
+        help="decimal mark of a CSV file, `.` or `,` (default: detected in the first rows)",
+    )
+    add(
+        "--encoding",
+        metavar="NAME",
+        help="encoding of a CSV file, such as latin-1 (default: utf-8, or as in `prepare`)",
+    )
+    add(
+        "--missing",
+        action="append",
+        metavar="TEXT",
+        help="text of a missing cell, such as `?`, besides empty ones, NA, nan and null; repeatable",
+    )
+    if times:
+        add(
+            "--time-format",
+            metavar="FORMAT",
+            help="format of times, such as %%d.%%m.%%Y, or the unit of whole numbers: s, ms, us or"
+            " ns (default: ISO 8601, or detected in the first rows)",
+        )
     if required:
         add_dry_run(parser)
 
 
 def add_dry_run(parser: argparse.ArgumentParser) -> None:
-    help = "read and check everything, print the summary, and write nothing"
-    parser.add_argument("--dry-run", action="store_true", help=help)
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="read and check everything, print the summary, and write nothing",
+    )
