@@ -207,7 +207,7 @@ class Chunks:
 
     def _resident_batches(self, epoch: int, start: int, end: int) -> Iterator[dict[str, Rows]]:
         parts = {name: self.resident[name] for name in self.sources}
-        for indices in islice(self.order.batches(epoch, start), end - start):
+        for indices in islice(self.order.batches(epoch, start), max(end - start, 0)):
             spans = self.samples.spans(indices, epoch)
             yield {name: part.take(spans[name]) for name, part in parts.items()}
 
