@@ -81,10 +81,12 @@ def settings(
     )
 
 
-def make(loader: str, fake: type[Pages], folder: Path, given: Any, train: bool = True) -> Any:
+def make(
+    loader: str, fake: type[Pages], folder: Path, given: Any, *ranks: int, train: bool = True
+) -> Any:
     store = module("engine.data.store", loader).Store.open(folder)
     samples = fake(module("engine.interfaces", loader).Spans, False)
-    order = module("engine.data.order", loader).make_order(samples, given, train=train)
+    order = module("engine.data.order", loader).make_order(samples, given, *ranks, train=train)
     return module("engine.data.loader", loader).Loader(samples, store, given, order, CPU)
 
 
@@ -136,6 +138,13 @@ def test_the_size_of_chunks_changes_no_batch(fake, size, folder):
     """Some batches, about one batch, less than one."""
     expected = delivered(make("memmap", fake, folder, settings("full")))
     assert_equal(delivered(make("chunk", fake, folder, settings("full", size))), expected)
+
+
+@pytest.mark.parametrize("size", ["auto", 1e-9])
+def test_a_rank_whose_batch_is_all_padding_gets_zeros(size, folder):
+    batches = delivered(make("chunk", Pages, folder, settings("time", size), 1, 2))
+    assert not batches[-1]["present"].any()
+    assert not batches[-1]["pages"].any()
 
 
 def test_memory_stays_within_the_chunks(tmp_path):

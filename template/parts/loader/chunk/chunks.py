@@ -127,9 +127,12 @@ class Part:
         first = int(starts.min(initial=self.layout.rows, where=num_rows > 0))
         last = int((starts + num_rows).max(initial=0, where=num_rows > 0))
         self._wait(first, last)
+        shape = (*starts.shape, spans.width, *self.values.shape[1:])
+        if first >= last:  # all are absent
+            lengths = None if spans.lengths is None else torch.from_numpy(spans.lengths)
+            return Rows(self.values.new_zeros(shape), lengths)
         is_complete = spans.lengths is None and starts.flat[0] >= 0
         if is_complete and (np.diff(starts.ravel()) == spans.width).all():
-            shape = (*starts.shape, spans.width, *self.values.shape[1:])
             return Rows(self.values[first:last].view(shape))
         return gather(self.values, spans)
 
