@@ -176,7 +176,7 @@ def ours(path: Path, loader: str, order: str) -> Any:
     settings = SimpleNamespace(
         data=data, evaluation=SimpleNamespace(batch_size=0), reproducibility=SimpleNamespace(seed=0)
     )
-    store = SimpleNamespace(arrays=hdf5_arrays(path, "features", "targets"))
+    store = SimpleNamespace(arrays=hdf5_arrays(path, "features", "targets"), resident={})
     samples = Windows(project("engine.interfaces").Spans, ROWS)
     return project("engine.data.loader").Loader(
         samples, store, settings, make_order(samples, settings), torch.device("cpu")

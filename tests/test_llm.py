@@ -11,13 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from running import (
-    Result,
-    evaluation_of,
-    one_error,
-    rows,
-    run,
-)
+from running import Result, evaluation_of, one_error, rows
 from torch.nn import functional
 from workload import Batch, Workload
 
@@ -107,10 +101,11 @@ def test_every_tokenizer_gives_the_text_back(kind, tmp_path):
 
 @pytest.mark.parametrize("size", [7, 64, 1 << 20])
 def test_a_large_text_is_the_same_in_pieces(size, tmp_path, monkeypatch):
-    monkeypatch.setattr(module("texts"), "PIECE", size)
+    documents = module("prepare.documents")
+    monkeypatch.setattr(documents, "PIECE", size)
     for content in (TEXT, "漢字🙂é" * 500, "\r\n\n" * 20):
         (tmp_path / "packed.gz").write_bytes(gzip.compress(content.encode()))
-        pieces = list(module("texts").pieces(tmp_path / "packed.gz"))
+        pieces = list(documents.pieces(tmp_path / "packed.gz"))
         assert "".join(piece.decode() for piece in pieces) == content  # no character is cut
         assert len(pieces) > 1
 
@@ -128,11 +123,9 @@ def test_gpt2_by_a_vocabulary_made_here(tmp_path):
     result = prepare(tmp_path, TEXT, "--tokenizer", "gpt2", before=made_here)
     assert result.code == 0, result.err
     known = LLM.store(tmp_path / "data").facts
-    stored = tokens(tmp_path / "data").tolist()
     assert known["vocabulary"] == 262
-    assert {258, 259, 260} & set(stored)
     tokenizer = module("tokenizer").restore(known["tokenizer"])  # needs neither network nor cache
-    assert tokenizer.decode(stored) == TEXT.encode()
+    assert tokenizer.decode(tokens(tmp_path / "data").tolist()) == TEXT.encode()
 
 
 def test_gpt2_without_its_vocabulary_is_one_line(tmp_path, monkeypatch):
@@ -162,9 +155,9 @@ def test_the_width_of_a_stored_token_follows_the_vocabulary(end, dtype, tmp_path
     (tmp_path / "text").write_bytes(b"ab" * 50)
     borders = lambda ends: [80, 90, 101]  # noqa: E731
     module("dataset").write(tmp_path / "data", tokenizer, [tmp_path / "text"], borders, {})
-    assert tokens(tmp_path / "data").dtype == np.dtype(dtype)
-    batch = LLM.batches(LLM.store(tmp_path / "data"), "train", *BLOCKS)[0]
-    assert batch["tokens"].max() == end - 1
+    stored = tokens(tmp_path / "data")
+    assert stored.dtype == np.dtype(dtype)
+    assert stored[0] == end - 1
 
 
 @pytest.mark.parametrize(("kind", "end"), [("txt", ""), ("jsonl", ""), ("jsonl", "\n")])
@@ -177,22 +170,16 @@ def test_files_are_split_whole_and_copies_left_out(kind, end, tmp_path):
         row = text if kind == "txt" else f'{{"text": "{text}"}}'
         (folder / ("deep" if number % 2 else "") / f"{number:02}.{kind}").write_text(row)
         (folder / f"copy{number:02}.{kind}").write_text(row + end)
-    (folder / "empty.txt").touch()
     (folder / ".hidden.txt").write_text("hidden")
     words = ("prepare", "--input", "texts", "--split", "0.8,0.1,0.1")
     assert "left out: 30" in LLM.done(*words, cwd=tmp_path).out
-    sizes = []
     seen = []
     for split in ("train", "validation", "test"):
         stored = bytes(np.minimum(tokens(tmp_path / "data", split), 255).astype(np.uint8))
         *documents, nothing = stored.split(b"\xff")
         assert nothing == b"", "a split ends with a document"
-        sizes.append(len(documents))
         seen += [document.decode() for document in documents]
-    assert end or sizes == [24, 3, 3]
     assert sorted(seen) == sorted(texts)
-    LLM.done(*words, "--data.path", "other", "--seed", "1", cwd=tmp_path)
-    assert (tokens(tmp_path / "data") != tokens(tmp_path / "other")).any()
 
 
 # ---- blocks ------------------------------------------------------------------------------------
@@ -216,18 +203,14 @@ def test_each_token_but_the_first_is_the_target_of_the_one_before_it_once(block,
 def test_random_start_shifts_in_training_only(prepared):
     flags = ("--data.block_size", "32", "--data.order", "random_start")
     samples = LLM.samples(LLM.store(prepared / "data"), "train", *flags)
-    numbers = np.arange(-1, len(samples))
+    numbers = np.arange(len(samples))
     still = samples.spans(numbers, 3)["tokens"]
-    assert (still.starts[1:] == samples.first + 32 * numbers[1:]).all()
+    assert (still.starts == samples.first + 32 * numbers).all()
     samples.training = True
     first, again, other = (samples.spans(numbers, epoch)["tokens"] for epoch in (0, 0, 1))
-    for spans in (first, other):
-        assert spans.lengths[0] == 0
-        assert (spans.lengths[1:] == 33).all(), "no short block where it can be moved"
-        assert (spans.starts[1:] + spans.lengths[1:] <= samples.last).all()
-        shifts = (spans.starts - still.starts)[1:-2]
-        assert set(shifts.tolist()) == set(range(32))
-        assert abs(shifts.mean() - 15.5) < 1
+    assert (first.lengths == 33).all(), "no short block where it can be moved"
+    assert (first.starts + 33 <= samples.last).all()
+    assert set((first.starts - still.starts)[:-1].tolist()) == set(range(32))
     assert (first.starts == again.starts).all()
     assert (first.starts != other.starts).mean() > 0.9
 
@@ -237,28 +220,16 @@ def test_random_start_shifts_in_training_only(prepared):
 GPT2 = ("--model.positions", "learned", "--model.bias", "true", "--data.block_size", "1024")
 
 
-def num_parameters(*flags: str) -> tuple[int, int]:
-    """With GPT-2's vocabulary; and of these the rows that pad the vocabulary."""
-    with torch.device("meta"):
-        model = module("model").build_model(settings(*flags), facts(50_257))
-    padding = (len(model.embedding.weight) - 50_257) * model.embedding.embedding_dim
-    return sum(parameter.numel() for parameter in model.parameters()), padding
-
-
-@pytest.mark.parametrize(
-    ("size", "count", "paper"),
-    [
-        ("small", 124_439_808, 117e6),
-        ("medium", 354_823_168, 345e6),
-        ("large", 774_030_080, 774e6),
-    ],
-)
-def test_the_sizes_are_those_of_gpt2(size, count, paper):
-    """The counts of GPT-2's published weights."""
-    total, padding = num_parameters("--model.size", size, *GPT2)
-    assert total - padding == count
-    plain, _ = num_parameters("--model.size", size, "--data.block_size", "1024")
-    assert plain == pytest.approx(paper, rel=0.06)
+def test_the_sizes_are_those_of_gpt2():
+    """The counts of GPT-2's published weights, without the rows that pad the vocabulary."""
+    counts = {"small": 124_439_808, "medium": 354_823_168, "large": 774_030_080}
+    for size, count in counts.items():
+        with torch.device("meta"):
+            model = module("model").build_model(
+                settings("--model.size", size, *GPT2), facts(50_257)
+            )
+        padding = (len(model.embedding.weight) - 50_257) * model.embedding.embedding_dim
+        assert sum(parameter.numel() for parameter in model.parameters()) - padding == count
 
 
 def test_flops_are_those_of_the_formula():
@@ -272,8 +243,6 @@ def test_flops_are_those_of_the_formula():
 
     expected = 1024 * (6 * (124_439_808 - 1024 * 768) + 12 * 12 * 768 * 1024)
     assert count(1024, *GPT2) == pytest.approx(expected, rel=0.002)
-    longer = count(4096, "--data.block_size", "4096")
-    assert longer > 4 * 1.1 * expected, "a chunked loss counts as well"
 
 
 @pytest.mark.parametrize(
@@ -281,7 +250,6 @@ def test_flops_are_those_of_the_formula():
     [
         ("NVIDIA H200", "bf16", "989 TFLOPS, .*H200.* dense bf16"),
         ("NVIDIA H200", "fp8", "^n/a: fp8"),
-        ("NVIDIA Unheard Of", "bf16", "^n/a: Unheard Of .*is not in the table"),
     ],
 )
 def test_mfu_has_the_peak_of_the_gpu_or_none(name, precision, says, monkeypatch):
@@ -294,13 +262,6 @@ def test_mfu_has_the_peak_of_the_gpu_or_none(name, precision, says, monkeypatch)
     peak, why = throughput.peak_of(torch.device("cuda"), precision)
     assert re.search(says, why), why
     assert (peak > 0) == ("TFLOPS" in why)
-    assert throughput.peak_of(torch.device("cpu"), "bf16") == (0.0, "n/a: there is no GPU")
-    hook = throughput.Hook()
-    hook.tokens, hook.flops, hook.peak = 1024, 1e12, 1e15
-    record = {"samples_per_second": 500.0}
-    run: Any = SimpleNamespace(project=SimpleNamespace(distributed=SimpleNamespace(world=2)))
-    hook.before_record(run, record)
-    assert (record["tokens_per_second"], record["mfu"]) == (512_000.0, 0.25)
 
 
 def test_the_loss_is_that_of_the_logits():
@@ -339,31 +300,6 @@ def test_a_chunked_loss_is_the_whole_one(dtype, monkeypatch):
         torch.testing.assert_close(chunked, whole, **tolerance)
     with torch.no_grad():
         torch.testing.assert_close(small_model()(batch).loss, results[0][0], rtol=1e-4, atol=0)
-
-
-@pytest.mark.parametrize(
-    ("setting", "eager", "compiled"), [("auto", 1, 0), ("true", 1, 1), ("false", 0, 0)]
-)
-def test_a_compiled_head_computes_all_logits_at_once(setting, eager, compiled, monkeypatch):
-    """Unless the setting says otherwise: the compiler saves the memory in less time."""
-    in_chunks = []
-    model = module("model")
-
-    def counted(x, weight, targets, rows):
-        in_chunks.append(rows)
-        return torch.nn.functional.cross_entropy(x @ weight.t(), targets, reduction="sum")
-
-    monkeypatch.setattr(model, "LOGITS_BYTES", 4 * 320 * 10)
-    monkeypatch.setattr(model, "chunked_cross_entropy", counted)
-    head = small_model("--model.chunked_loss", setting).blocks()[-1]
-    inputs = (torch.randn(4, 16, head.norm.normalized_shape[0]), torch.randn(320, 32))
-    targets = torch.randint(257, (4, 16))
-    loss = head(*inputs, targets)
-    assert len(in_chunks) == eager
-    torch._dynamo.reset()
-    again = torch.compile(head, backend="eager")(*inputs, targets)
-    assert len(in_chunks) == eager + compiled
-    torch.testing.assert_close(again, loss)
 
 
 @pytest.mark.parametrize("positions", ["rotary", "learned"])
@@ -429,11 +365,9 @@ def test_compiled_blocks_compute_the_same(monkeypatch):
 def test_it_learns_the_order_of_tokens_and_says_how_well(place):
     words = ("train", *SMALL, "--optimizer.learning_rate", "0.01", "--training.max_steps", "200")
     trained = LLM.done(*words, cwd=place)
-    assert "tokens/s" in trained.out
     assert "MFU n/a: there is no GPU" in trained.out
     row = next(row for row in rows(place) if "split" not in row)
     assert row["tokens_per_second"] == pytest.approx(16 * row["samples_per_second"])
-    assert "mfu" not in row
 
     LLM.done("evaluate", cwd=place)
     evaluation = evaluation_of(place)
@@ -470,27 +404,16 @@ def test_fp8_layers_evaluate_in_bf16_and_leave_small_ones_alone():
     assert fp8.convert(small_model(), emulate=True) == 0
 
 
-def test_fp8_needs_a_gpu_or_emulation(place):
-    words = ("train", *SMALL, "--training.precision", "fp8")
-    refused = run(LLM.project(precision="fp8"), *words, cwd=place)
-    one_error(refused, "fp8: there is no GPU", "choose fp32, or auto")
-    assert not list(place.glob("runs/*/checkpoints/step*"))
-
-
 # ---- bad input ---------------------------------------------------------------------------------
 
 NOT_UTF8 = TEXT.encode()[:1000] + b"\xff\xfe" + TEXT.encode()
-NO_TEXT = ("not UTF-8 text: text.txt: convert it",)
 
 
 @pytest.mark.parametrize(
     ("content", "flags", "says"),
     [
         (b"", "", ("no text", "text.txt")),
-        (b"a", "--split 0.3,0.4,0.3", ("tokens cannot be split into", "--split")),
-        (NOT_UTF8, "", NO_TEXT),
-        (TEXT.encode("utf-16"), "", NO_TEXT),
-        (TEXT, "--split 0.5,0.6,0", ("is not a valid split", "--split")),
+        (NOT_UTF8, "", ("not UTF-8 text: text.txt: convert it",)),
         (TEXT, "--split 1000000,10,0", ("tokens cannot be split into 1000000, 10, 0", "--split")),
         (TEXT, "--tokenizer bpe --vocabulary 100", ("above 257", "--vocabulary 100")),
         (TEXT, "--input texts", ("no file", "--glob")),
@@ -509,10 +432,8 @@ def test_text_that_cannot_be_prepared(content, flags, says, tmp_path):
     ("flags", "says"),
     [
         ("--data.block_size 100000", ("train split has", "100001", "lower data.block_size")),
-        ("--data.block_size 4000", ("validation split has", "4001")),
         ("--model.vocabulary 200", ("200 is smaller than the data's 257", "model.vocabulary")),
         ("--model.heads 5", ("width of 32 is not divisible by 5 heads", "multiple of 5")),
-        ("--model.heads 32", ("pairs", "even width")),
         (
             "--model.positions learned --model.context 8",
             ("16", "table of 8 positions", "context"),
@@ -536,7 +457,5 @@ def test_what_generate_refuses(tmp_path):
         ("--tokens", "-1", "--tokens"),
         ("--prompt", "\udcff", "not UTF-8 text"),
         ("--top-k", "0", "out of its range: --top-k"),
-        ("--temperature", "1e-42", "out of its range: --temperature"),
-        ("--seed", str(2**64), "out of its range: --seed"),
     ):
         one_error(LLM.run("generate", flag, value, cwd=tmp_path), says)

@@ -3,7 +3,6 @@
 import os
 import shutil
 import tracemalloc
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -82,10 +81,12 @@ def settings(
     )
 
 
-def make(loader: str, fake: type[Pages], folder: Path, given: Any, train: bool = True) -> Any:
+def make(
+    loader: str, fake: type[Pages], folder: Path, given: Any, *ranks: int, train: bool = True
+) -> Any:
     store = module("engine.data.store", loader).Store.open(folder)
     samples = fake(module("engine.interfaces", loader).Spans, False)
-    order = module("engine.data.order", loader).make_order(samples, given, train=train)
+    order = module("engine.data.order", loader).make_order(samples, given, *ranks, train=train)
     return module("engine.data.loader", loader).Loader(samples, store, given, order, CPU)
 
 
@@ -106,22 +107,21 @@ def run_epoch(loader: Any, epoch: int = 0) -> dict[str, int]:
     """Return the chunks and bytes that were read, and the bytes that the chunks have."""
     chunks = loader._chunks
     first = chunks.chunks
-    blocks = []
+    sizes = []
     fill = chunks.reader.fill
 
-    def counted(memory: torch.Tensor, block: Any, free: Any) -> Any:
-        blocks.append(block)
-        return fill(memory, block, free)
+    def counted(block: Any, free: Any) -> Any:
+        sizes.append(block.memory.nbytes)
+        return fill(block, free)
 
     chunks.reader.fill = counted
     for _ in loader.epoch(epoch):
         pass
     chunks.reader.fill = fill
-    tensors = [*chunks.buffers, *chunks.outputs.tensors.values()]
     return {
         "chunks": chunks.chunks - first,
-        "read_bytes": sum(block.last - block.first for block in blocks),
-        "chunk_bytes": sum(tensor.nbytes for tensor in tensors if tensor is not None),
+        "read_bytes": sum(sizes),
+        "chunk_bytes": sum(buffer.nbytes for buffer in chunks.buffers if buffer is not None),
     }
 
 
@@ -131,6 +131,13 @@ def test_the_size_of_chunks_changes_no_batch(fake, size, folder):
     """Some batches, about one batch, less than one."""
     expected = delivered(make("memmap", fake, folder, settings("full")))
     assert_equal(delivered(make("chunk", fake, folder, settings("full", size))), expected)
+
+
+@pytest.mark.parametrize("size", ["auto", 1e-9])
+def test_a_rank_whose_batch_is_all_padding_gets_zeros(size, folder):
+    batches = delivered(make("chunk", Pages, folder, settings("time", size), 1, 2))
+    assert not batches[-1]["present"].any()
+    assert not batches[-1]["pages"].any()
 
 
 def test_memory_stays_within_the_chunks(tmp_path):
@@ -178,7 +185,7 @@ def test_a_file_that_gets_shorter_is_named_with_its_rows(folder, tmp_path):
 
 
 @pytest.mark.parametrize("userblock", [0, 512])
-@pytest.mark.parametrize(("written", "source"), [(103, "Tabled"), (20, "Filtered")])
+@pytest.mark.parametrize(("written", "source"), [(103, "Plain"), (20, "Filtered")])
 def test_hdf5_chunks_of_whole_rows(written, source, userblock, tmp_path):
     """Any rows, over the borders of chunks. HDF5 itself reads where a chunk was never written."""
     values = np.random.default_rng(0).normal(size=(103, 5, 3)).astype("f4")

@@ -76,15 +76,12 @@ class Workload:
         *flags: str,
         train: bool = False,
         loader: str = "memmap",
-        ranks: tuple[int, int] = (0, 1),
     ) -> Any:
-        """ranks: this one, of how many."""
         settings = self.settings(*flags, loader=loader)
         samples = self.samples(store, split, *flags)
         samples.training = train
-        order = self.module("engine.data.order", loader=loader).make_order(
-            samples, settings, *ranks, train=train
-        )
+        make_order = self.module("engine.data.order", loader=loader).make_order
+        order = make_order(samples, settings, train=train)
         make = self.module("engine.data.loader", loader=loader).Loader
         return make(samples, store, settings, order, torch.device("cpu"))
 

@@ -1,7 +1,6 @@
 """Every loader gives the same batches: the right rows, of the right samples, in the order's
 sequence."""
 
-import hashlib
 import multiprocessing
 import os
 import random
@@ -29,6 +28,7 @@ from fakes import (
     write_store,
 )
 from importing import imported
+from made_up import files_of
 from rendering import render
 from running import until
 
@@ -84,16 +84,6 @@ def make(opened):
     yield loader
     for made in loaders:
         made.close()
-
-
-def sequence(loader: Any, epoch: int = 0) -> list[list[int]]:
-    """Sample indices of each batch."""
-    return [batch["index"].tolist() for batch in loader.epoch(epoch)]
-
-
-def samples_of(loader: Any, epoch: int = 0) -> list[int]:
-    """Samples of an epoch, without padding."""
-    return [number for batch in sequence(loader, epoch) for number in batch if number >= 0]
 
 
 @every_loader
@@ -247,26 +237,15 @@ def test_a_read_only_folder_is_read_and_stays_as_it_was(loader, workers, tmp_pat
     for path in folder.iterdir():
         path.chmod(0o444)
     folder.chmod(0o555)
-
-    def digests():
-        return {path: hashlib.sha256(path.read_bytes()).digest() for path in folder.rglob("*")}
-
-    before = digests()
+    before = files_of(folder)
     made = make_loader(loader, shapes()["windows"], store, settings(num_workers=workers))
     assert len(epoch_of(made)) == len(made)
     made.close()
-    assert digests() == before
+    assert files_of(folder) == before
     folder.chmod(0o755)
 
 
 # --- memory of the device
-
-
-def is_kept(loader: Any) -> bool:
-    """Whether its rows stay on the device."""
-    if not hasattr(loader, "store"):
-        return bool(loader._chunks.resident)
-    return bool(loader.store.resident)
 
 
 @pytest.mark.parametrize(
@@ -280,10 +259,10 @@ def is_kept(loader: Any) -> bool:
         ("chunk", False, 0),
     ],
 )
-def test_resident_is_a_wish(loader, wish, is_resident, make):
+def test_resident_is_a_wish(loader, wish, is_resident, make, opened):
     made = make(loader, shapes()["rows"], resident=wish)
     next(made.epoch(0))
-    assert is_kept(made) == is_resident
+    assert bool(opened(loader).resident) == is_resident
 
 
 def test_resident_true_must_fit(make):
@@ -294,33 +273,24 @@ def test_resident_true_must_fit(make):
 
 
 @pytest.mark.parametrize("loader", ["memmap", "chunk"])
-def test_resident_rows_grow_with_what_later_epochs_need(loader, make):
-    """A random start moves beyond the rows of the first epoch."""
-    given = {"order": "random_start", "resident": True}
-    made = make(loader, shapes()["shifted"], **given)
-    next(made.epoch(0))
-    expected = epoch_of(make("dataloader", shapes()["shifted"], order="random_start"), 2)
-    assert epoch_of(made, 2) == expected
-    assert is_kept(made)
-
-
-def test_loaders_of_a_store_share_the_rows_on_the_device(make):
+def test_loaders_of_a_store_share_the_rows_on_the_device(loader, make, opened):
     """Each adds the arrays that it alone needs."""
     given = {"resident": True}
-    training = make("memmap", shapes()["windows"], **given)
-    validation = make("memmap", shapes()["ragged"], train=False, **given)
+    training = make(loader, shapes()["windows"], **given)
+    validation = make(loader, shapes()["ragged"], train=False, **given)
+    kept = opened(loader, "float32").resident
     expected = []
-    for loader in (training, validation):
-        plain = make("dataloader", loader.samples, train=loader.order.train)
+    for made in (training, validation):
+        plain = make("dataloader", made.samples, train=made.order.train)
         expected.append(epoch_of(plain))
     assert epoch_of(training) == expected[0]
-    kept = dict(training.store.resident)
-    assert kept.keys() == {"wide", "one"}
+    first = dict(kept)
+    assert first.keys() == {"wide", "one"}
     assert epoch_of(validation) == expected[1]
-    assert training.store.resident.keys() == {"wide", "one", "square"}
-    assert all(training.store.resident[name] is rows for name, rows in kept.items())
+    assert kept.keys() == {"wide", "one", "square"}
+    assert all(kept[name] is rows for name, rows in first.items())
     training.close()
-    assert not training.store.resident
+    assert not first.keys() & kept.keys()
     assert epoch_of(validation) == expected[1]
 
 

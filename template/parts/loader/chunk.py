@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from ..interfaces import Batch, Spans
+from ..settings.config import Auto
 from ..settings.loader import LoaderSettings
 from .chunks import Chunks
 from .hdf5 import hdf5_arrays
@@ -33,7 +34,6 @@ class Loader:
     def __init__(
         self, samples: Any, store: Store, settings: Any, order: Order, device: torch.device
     ):
-        data = settings.data
         self.samples = samples
         self.order = order
         self.device = device
@@ -44,10 +44,9 @@ class Loader:
             order,
             # If samples need work on the CPU, their rows must be there.
             holder=torch.device("cpu") if self._host else device,
-            size=_bytes(data.chunk_size_gb),
-            pin=data.pin_memory,
+            data=settings.data,
+            resident=store.resident,
             trains=order.train,
-            resident=data.resident,
         )
 
     def __len__(self) -> int:
@@ -63,12 +62,6 @@ class Loader:
 
     def close(self) -> None:
         self._chunks.close()
-
-
-def _bytes(gigabytes: float | str) -> int | None:
-    if gigabytes == "auto":
-        return None
-    return int(float(gigabytes) * 1e9)
 
 
 class Pairs:
@@ -99,7 +92,7 @@ class ChunkDataLoader:
         self,
         hdf5_path: str | Path,
         batch_size: int = 64,
-        chunk_size_gb: float | str = "auto",
+        chunk_size_gb: float | Auto = "auto",
         device: str | torch.device = "cuda",
         shuffle: bool = False,
         drop_last: bool = False,
@@ -114,16 +107,18 @@ class ChunkDataLoader:
         self.batch_size = batch_size
         self.drop_last = drop_last
         self.reuse = reuse
-        order = "auto" if shuffle else "time"
-        data = LoaderSettings.model_validate({"order": order, "batch_size": batch_size})
+        data = LoaderSettings(
+            order="auto" if shuffle else "time",
+            batch_size=batch_size,
+            chunk_size_gb=chunk_size_gb,
+        )
         reproducibility = SimpleNamespace(seed=seed)
         settings = SimpleNamespace(data=data, reproducibility=reproducibility)
         self.order = Order(self.rows, settings)
         self._epoch = 0
         self._batch = 0
-        holder = torch.device(device)
-        size = _bytes(chunk_size_gb)
-        self._chunks = Chunks(Pairs(datasets), arrays, self.order, holder, size)
+        samples = Pairs(datasets)
+        self._chunks = Chunks(samples, arrays, self.order, torch.device(device), data, resident={})
 
     def __len__(self) -> int:
         if self.drop_last:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -82,8 +81,8 @@ def tickers_of(block: Block, column: dict[str, str], path: Path) -> tuple[np.nda
     from ..prepare.tables import encode
 
     if "ticker" not in column:
-        name = re.sub(r"(?i)\.gz$", "", path.name)
-        return np.zeros(block.num_rows, int), [name.rpartition(".")[0] or name]
+        name = Path(path.name.removesuffix(".gz")).stem
+        return np.zeros(block.num_rows, int), [name]
 
     places, tickers = encode(block.column(column["ticker"]))
     if (places < 0).any():
@@ -147,13 +146,9 @@ def read_stocks(
     pieces = []
     numbers = []
     for file in tqdm(find_files(path), "files", disable=None):
-        num_earlier = len(tickers)
         source = Source(file, flags, written)
         for rows, places, names in read_prices(source):
             number_of = np.array([tickers.setdefault(name, len(tickers)) for name in names])
-            if number_of.min() < num_earlier:
-                name = names[int(number_of.argmin())]
-                raise UserError(f"{name} is in two files", str(file), "keep each stock in one file")
             pieces.append(rows)
             numbers.append(number_of[places])
         written = source.style

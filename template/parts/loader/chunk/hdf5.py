@@ -98,50 +98,42 @@ def _array(path: Path, file: Any, name: str) -> Hdf5Array:
     if dataset.ndim < 1 or 0 in dataset.shape:
         what = f"no rows: its shape is {dataset.shape}"
         raise UserError(what, where, "write the samples as rows, along the first axis")
-    offset = _offset(dataset)
-    if offset is None and not _whole_rows(dataset):
+    # None for a dataset in chunks, or one that is made of others.
+    offset = dataset.id.get_offset() if _is_native(dataset) else None
+    if offset is None and not _has_whole_rows(dataset):
         remedy = "`prepare --dtype` stores a copy that is read several times faster"
         print(f"note: {where}: HDF5 decompresses or converts each row; {remedy}")
     return Hdf5Array(name, path, offset, dataset.shape, dataset.dtype.name, name)
 
 
-def _offset(dataset: Any) -> int | None:
-    """Return the first byte of a dataset whose bytes in the file are those in memory."""
-    if dataset.chunks or dataset.is_virtual or not _native(dataset):
-        return None
-    return dataset.id.get_offset()
-
-
-def _native(dataset: Any) -> bool:
+def _is_native(dataset: Any) -> bool:
     return dataset.dtype == dataset.dtype.newbyteorder("=")
 
 
-def _whole_rows(dataset: Any) -> bool:
+def _has_whole_rows(dataset: Any) -> bool:
     """Whether chunks hold complete rows as in memory; a table of the chunks then replaces HDF5."""
-    if not dataset.chunks or not _native(dataset):
+    if not dataset.chunks or not _is_native(dataset):
         return False
     if dataset.id.get_create_plist().get_nfilters():
         return False
     return dataset.chunks[1:] == dataset.shape[1:]
 
 
-def chunk_table(array: Array) -> tuple[int, np.ndarray] | None:
+def chunk_table(array: Array) -> tuple[int, list[int]] | None:
     """Return the rows of a chunk and the byte where each chunk begins, or None.
 
     None if only HDF5 can read the array: it is compressed or converted, its rows are cut into
     pieces, or a chunk was never written.
     """
     with opened(array.path) as file:
-        dataset = file.get(array.dataset)
-        if dataset is None or not _whole_rows(dataset):
+        dataset = file[array.dataset]
+        if not _has_whole_rows(dataset):
             return None
         rows = dataset.chunks[0]
-        places = np.zeros(ceil(len(dataset) / rows), np.int64)
+        places = [0] * ceil(len(dataset) / rows)
 
         def note(chunk: Any) -> None:
             places[chunk.chunk_offset[0] // rows] = chunk.byte_offset
 
         dataset.id.chunk_iter(note)
-    if not places.all():
-        return None
-    return rows, places
+    return (rows, places) if all(places) else None

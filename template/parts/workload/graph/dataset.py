@@ -14,7 +14,7 @@ that a correlation looks back.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import reduce
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -217,14 +217,14 @@ class Plan(NamedTuple):
 
 
 class Timeline(NamedTuple):
-    """The days of all stocks, the days that are samples, and the graph of each sample."""
+    """The days of all stocks, which of them are samples, and their stocks and graphs."""
 
     calendar: np.ndarray  # (D,) datetime64[D]: days on which any stock has a row
+    places: list[np.ndarray]  # of each stock: the index of each of its days in the calendar
     days: np.ndarray  # (samples,) index of each sample in the calendar
-    sample: np.ndarray  # (D,) number of a day's sample, if the day is one
+    seats: np.ndarray  # (samples, seats): the row of each stock, −1 where a seat is empty
     graph: np.ndarray  # (samples,) number of each sample's graph
     graph_days: np.ndarray  # (G,) index in the calendar: a graph uses the days up to it
-    seats: int  # the maximum number of stocks in a sample
 
 
 def describe_days(stock: Stock, kind: str) -> np.ndarray:
@@ -270,7 +270,7 @@ def panel(writer: StoreWriter, stocks: dict[str, Stock], plan: Plan) -> Arrays:
     targets = []
     numbers = []
     for number, stock in enumerate(stocks.values()):
-        place = np.searchsorted(timeline.calendar, stock.dates)
+        place = timeline.places[number]
         described = describe_days(stock, plan.target)
         features.append(described.astype(np.float32))
         targets.append(_targets(described, place, plan).astype(np.float32))
@@ -282,7 +282,7 @@ def panel(writer: StoreWriter, stocks: dict[str, Stock], plan: Plan) -> Arrays:
         "features": np.concatenate(features),
         "target": np.concatenate(targets),
         "stock": np.concatenate(numbers),
-        "seats": _take_seats(stocks, timeline, plan),
+        "seats": timeline.seats,
         "days": days.astype(np.int32),
         "returns": returns,
         "neighbors": _graphs(returns, timeline.graph_days, plan),
@@ -293,43 +293,28 @@ def panel(writer: StoreWriter, stocks: dict[str, Stock], plan: Plan) -> Arrays:
     return arrays
 
 
-def _take_seats(stocks: dict[str, Stock], timeline: Timeline, plan: Plan) -> np.ndarray:
-    """Return the rows (samples, seats) of the stocks of each day; −1 where a seat is empty.
-
-    A stock gets a seat on each day on which it has a whole window.
-    """
-    num_samples = len(timeline.days)
-    seats = np.full((num_samples, timeline.seats), -1, np.int32)
-    num_taken = np.zeros(num_samples, np.int64)
-    first_row = 0
-    for stock in stocks.values():
-        end_row = first_row + len(stock.dates)
-        place = np.searchsorted(timeline.calendar, stock.dates)
-        samples = timeline.sample[place[plan.window - 1 :]]
-        seats[samples, num_taken[samples]] = np.arange(first_row + plan.window - 1, end_row)
-        num_taken[samples] += 1
-        first_row = end_row
-    return seats
-
-
 def _make_timeline(stocks: dict[str, Stock], plan: Plan) -> Timeline:
-    calendar = reduce(np.union1d, (stock.dates for stock in stocks.values()))
-    listed = np.zeros(len(calendar), np.int64)  # number of stocks of each day
-    for stock in stocks.values():
-        place = np.searchsorted(calendar, stock.dates)
-        with_window = place[plan.window - 1 :]
-        listed[with_window] += 1
-    days = np.flatnonzero(listed)
+    """A stock has a seat on each day on which it has a whole window."""
+    calendar = np.unique(np.concatenate([stock.dates for stock in stocks.values()]))
+    places = [np.searchsorted(calendar, stock.dates) for stock in stocks.values()]
+    num_days = np.concatenate([np.arange(len(place)) for place in places])  # before each row
+    rows = np.flatnonzero(num_days >= plan.window - 1)
+    days, sample = np.unique(np.concatenate(places)[rows], return_inverse=True)
+
+    # The seats of a day are taken in the order of the stocks.
+    num_stocks = np.bincount(sample)
+    by_sample = np.argsort(sample, kind="stable")
+    first = np.cumsum(num_stocks) - num_stocks
+    seat = np.arange(len(rows)) - np.repeat(first, num_stocks)
+    seats = np.full((len(days), num_stocks.max()), -1, np.int32)
+    seats[sample[by_sample], seat] = rows[by_sample]
 
     # Periods count from 1970, so that they do not depend on the first day of the data.
     period = calendar.astype(np.int64) // plan.refresh
     opens = np.flatnonzero(np.diff(period, prepend=period[0] - 1))
     graph = np.searchsorted(opens, days, "right") - 1
     used, graph = np.unique(graph, return_inverse=True)
-    is_sample = listed > 0
-    sample = is_sample.cumsum() - 1
-    seats = int(listed.max())
-    return Timeline(calendar, days, sample, graph, opens[used], seats)
+    return Timeline(calendar, places, days, seats, graph, opens[used])
 
 
 def _targets(features: np.ndarray, place: np.ndarray, plan: Plan) -> np.ndarray:
@@ -436,9 +421,7 @@ def baseline_loss(store: Store, split: str) -> float:
 
 def split_days(sizes: list[int], ahead: int) -> dict[str, list[int]]:
     """Return the borders of the splits, without days whose targets reach into the next split."""
-    train_end = sizes[0]
-    validation_end = train_end + sizes[1]
-    test_end = validation_end + sizes[2]
+    train_end, validation_end, test_end = accumulate(sizes)
     gap = ahead if sizes[2] else 0
     return {
         "train": [0, train_end - ahead],

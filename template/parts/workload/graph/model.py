@@ -208,15 +208,16 @@ class Forecaster(nn.Module):
             inputs = 2 * len(features)
         self.first = nn.Linear(inputs, width)
         self.place = nn.Parameter(0.02 * torch.randn(facts["window"], width))
-        self.temporal = nn.ModuleList()
-        for _ in range(sizes.temporal_layers):
-            self.temporal.append(TemporalBlock(width, sizes.heads, sizes.dropout))
-        self.graph = nn.ModuleList()
-        for _ in range(sizes.graph_layers):
-            self.graph.append(GraphAttention(width, width // sizes.heads, sizes.heads))
-        self.joined = nn.ModuleList()
-        for _ in range(sizes.graph_layers):
-            self.joined.append(GatedResidual(width, sizes.dropout))
+        self.temporal = nn.ModuleList(
+            TemporalBlock(width, sizes.heads, sizes.dropout) for _ in range(sizes.temporal_layers)
+        )
+        self.graph = nn.ModuleList(
+            GraphAttention(width, width // sizes.heads, sizes.heads)
+            for _ in range(sizes.graph_layers)
+        )
+        self.joined = nn.ModuleList(
+            GatedResidual(width, sizes.dropout) for _ in range(sizes.graph_layers)
+        )
         self.head = nn.Linear(width + len(features), len(targets))
 
     def _register_scale(self, prefix: str, columns: list[dict[str, Any]]) -> None:

@@ -91,10 +91,8 @@ def fill(writer: StoreWriter, plan: Plan, arguments: argparse.Namespace) -> None
     num_stocks = len(stocks)
     stocks = long_enough(stocks, plan.window, path)
     notes[f"stocks left out: fewer than {plan.window} days"] = num_stocks - len(stocks)
-    most = max(len(stocks) - 1, 1)
-    if plan.neighbors > most:
-        notes["--neighbors, limited by the number of stocks"] = most
-        plan = plan._replace(neighbors=most)
+    most_neighbors = max(len(stocks) - 1, 1)
+    plan = plan._replace(neighbors=min(plan.neighbors, most_neighbors))
 
     arrays = panel(writer, stocks, plan)
     ahead = max(plan.horizons)

@@ -24,9 +24,10 @@ from .bytepairs import Byte, Pairs, Tokenizer
 from .engine.data.store import Store, StoreWriter
 from .engine.errors import UserError
 from .engine.interfaces import Batch, Rows, Spans
+from .prepare.documents import PIECE, Piece, documents
 from .prepare.splits import SPLITS
 from .settings import WORKLOAD
-from .texts import PIECE, Piece, Seen, documents, utf8
+from .texts import Seen, utf8
 from .tokenizer import byte_counts
 
 IGNORE = -100

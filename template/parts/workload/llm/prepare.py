@@ -194,7 +194,8 @@ def make_tokenizer(
 
 def texts_of(files: list[Path], column: str) -> Iterator[str]:
     """Yield the text of the files in pieces."""
-    from ..texts import Seen, documents, utf8
+    from ..prepare.documents import documents
+    from ..texts import Seen, utf8
 
     seen = Seen()
     for file in files:

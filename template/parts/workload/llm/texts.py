@@ -1,15 +1,13 @@
-"""Read texts from whole files and from rows of JSONL and Parquet, also gzipped."""
+"""Read texts from the lines of files and from rows of JSONL and Parquet, also gzipped."""
 
 from __future__ import annotations
 
-import codecs
 import gzip
 import hashlib
 import json
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +16,8 @@ from tqdm import tqdm
 from .engine.errors import UserError
 from .engine.runs import check_input
 
-PIECE = 64 << 10  # bytes of a text that a core tokenizes at a time
 TOGETHER = 1024  # rows of a Parquet file that are read at a time
 ROWS = (".jsonl", ".parquet")
-Piece = tuple[bytes, bool]
-"""A piece of a document, and whether it is the end of the document."""
 
 
 def has_rows(path: Path) -> str:
@@ -58,31 +53,6 @@ def utf8(path: Path) -> Iterator[None]:
         raise UserError("not UTF-8 text", str(path), "convert it to UTF-8") from error
 
 
-def pieces(path: Path) -> Iterator[bytes]:
-    """Yield a file in pieces, cut so that tokens are those of the whole text."""
-    unfinished = b""
-    with opened(path) as (file, tick):
-        for block in iter(partial(file.read, PIECE), b""):
-            text = unfinished + block
-            cut = boundary(text)
-            yield text[:cut]
-            unfinished = text[cut:]
-            tick()
-    yield unfinished
-
-
-def documents(path: Path, column: str, seen: Seen) -> Iterator[Piece]:
-    """Yield the pieces of a file. The texts of rows are left out if they are in `seen`."""
-    if has_rows(path):
-        for _, (text,) in rows(path, (column,), "name the field with --column"):
-            if seen.add(text):
-                yield text.encode(), True
-        return
-    for text in pieces(path):
-        yield text, False
-    yield b"", True
-
-
 class Seen:
     """Remembers which texts came before, by their hashes."""
 
@@ -97,24 +67,6 @@ class Seen:
         self._hashes.add(digest)
         self.num_copies += not is_new
         return is_new
-
-
-def boundary(text: bytes) -> int:
-    """Return where to cut a text without cutting a token.
-
-    The cut is before a newline that follows a visible ASCII character: no token crosses it, because
-    GPT-2's pattern always begins a new token there. If there is none, the cut is between two
-    characters of UTF-8.
-    """
-    end = text.rfind(b"\n")
-    while end > 0 and not 32 < text[end - 1] < 127:
-        end = text.rfind(b"\n", 0, end)
-    if end > 0:
-        return end
-    decoder = codecs.getincrementaldecoder("utf-8")("ignore")
-    decoder.decode(text[-4:])
-    unfinished, _ = decoder.getstate()  # the beginning of a character at the end of the text
-    return len(text) - len(unfinished)
 
 
 def lines(path: Path) -> Iterator[tuple[int, str]]:

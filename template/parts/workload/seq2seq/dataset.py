@@ -216,7 +216,7 @@ def synthesize(folder: Path, settings: Any) -> None:
     the same way. One pair in ten is for validation, and one in ten for the test.
     """
     tokenizer = Byte()
-    texts = islice(unique(docstrings()), settings.data.sample_pairs)
+    texts = islice(docstrings(), settings.data.sample_pairs)
     pairs = [tokenize(tokenizer, body, summary, SAMPLE_LIMITS)[0] for body, summary in texts]
     random.Random(0).shuffle(pairs)
     held_out = max(len(pairs) // 10, 1)
@@ -235,17 +235,9 @@ def synthesize(folder: Path, settings: Any) -> None:
     write(folder, tokenizer, splits, facts, source)
 
 
-def unique(pairs: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
-    """Yield each pair once, when it first occurs."""
-    seen = set()
-    for pair in pairs:
-        if pair not in seen:
-            seen.add(pair)
-            yield pair
-
-
 def docstrings() -> Iterator[tuple[str, str]]:
-    """Yield (body, summary line) of each docstring of the standard library that has both."""
+    """Yield (body, summary line) of docstrings of the standard library that have both, each once."""
+    seen = set()
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     for path in modules():
         try:
@@ -257,8 +249,10 @@ def docstrings() -> Iterator[tuple[str, str]]:
                 continue
             docstring = ast.get_docstring(node) or ""
             summary, _, body = docstring.partition("\n\n")
-            if body.strip() and summary.strip():
-                yield " ".join(body.split()), " ".join(summary.split())
+            pair = (" ".join(body.split()), " ".join(summary.split()))
+            if all(pair) and pair not in seen:
+                seen.add(pair)
+                yield pair
 
 
 def modules() -> list[Path]:

@@ -136,10 +136,6 @@ def check_values(array: Hdf5Array, border: int) -> dict[str, list[float]]:
         what = "float32 rounds the values by more than 0.1 % of their standard deviation"
         where = f"{array.path}, {array.name}, column {int(is_rounded.argmax())}"
         raise UserError(what, where, "subtract a constant first")
-    constant = ", ".join(map(str, np.flatnonzero(scaler.std() == 0)))
-    if constant:
-        what = "the same value in all training rows, which is no information"
-        print(f"note: {what}: {constant} of {array.name}")
     mean, std = scaler.scale()
     return {"mean": mean.tolist(), "std": std.tolist()}
 
@@ -156,28 +152,22 @@ def _stored(values: np.ndarray, scale: dict[str, list[float]], dtype: str) -> np
 
 def finish(metrics: dict[str, float], store: Store, split: str) -> dict[str, float]:
     """Add `r2`: 1 − squared error ÷ variance of the split's standardized targets."""
-    variance = float(_standardised(store, "targets", *store.splits[split]).var(0).mean())
+    variance = float(_targets_of(store, split).var(0).mean())
     if variance > 0 and "mse" in metrics:
         return {**metrics, "r2": 1 - metrics["mse"] / variance}
     return metrics
 
 
-def _standardised(store: Store, name: str, first: int, last: int) -> np.ndarray:
-    """Return standardized rows of an array, float64."""
-    array = store.arrays[name]
-    values = torch.from_numpy(np.array(array.rows()[first:last]))
-    if array.dtype in HALVES:
-        return values.view(getattr(torch, array.dtype)).double().numpy()
-    prefix = "target_" if name == "targets" else ""
-    mean = np.array(store.facts[f"{prefix}mean"])
-    std = np.array(store.facts[f"{prefix}std"])
-    return (values.double().numpy() - mean) / std
+def _targets_of(store: Store, split: str) -> np.ndarray:
+    """Return the standardized targets of a split, float64."""
+    array = Hdf5Array(**vars(store.arrays["targets"]))
+    targets = array.read(*store.splits[split]).astype(np.float64)
+    return (targets - store.facts["target_mean"]) / store.facts["target_std"]
 
 
 def baseline_loss(store: Store, split: str) -> float:
     """Return the loss of the mean of the training targets."""
-    target = _standardised(store, "targets", *store.splits[split])
-    return float(np.square(target).mean())
+    return float(np.square(_targets_of(store, split)).mean())
 
 
 def synthesize(folder: Path, settings: Any) -> None:
