@@ -117,23 +117,6 @@ def test_batches_are_those_of_memmap_next_to_steps(order, size, folder):
         loader.close()
 
 
-def test_pinned_memory_is_used_again_only_after_its_copy(folder):
-    """The loader is many batches ahead of the GPU, and its copies wait behind earlier work."""
-    expected = make("memmap", folder, "cpu", "full")
-    found = make("memmap", folder, "cuda", "full", resident=False)
-    weight = torch.randn(4096, 4096, device="cuda")
-    for _ in range(3):
-        kept = []
-        for batch in found.epoch(0):
-            for _ in range(5):
-                weight = weight @ weight / 100
-            kept.append(batch)
-        for one, other in zip(expected.epoch(0), kept, strict=True):
-            check_equal(one, other)
-    for loader in (expected, found):
-        loader.close()
-
-
 @pytest.mark.parametrize("order", ["time", "full"])
 def test_resident_rows_are_gathered_on_the_gpu(order, folder):
     """From the second pass of training on, which knows what a step leaves free; bit for bit the
