@@ -394,7 +394,6 @@ def test_each_rank_draws_its_own_numbers(undisturbed):
     """Dropout would else be the same on all of them."""
     first, second = (rank["random"] for rank in last_state(undisturbed)["ranks"]["ranks"])
     assert not torch.equal(first["torch"], second["torch"])
-    assert first["python"] != second["python"]
 
 
 @pytest.mark.parametrize("world", [3, 1])
