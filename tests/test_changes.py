@@ -77,7 +77,7 @@ def own_tests(project: Path) -> Path:
 EFFECTS = {  # what a run has printed, reported or noted after a change that no other test is about
     "A metric, also while training": r'"loss": [^}]+ "mae": ',
     "Your own plot": r"!\[errors_by_sun\]\(examples/errors_by_sun.png\)",
-    "Frozen layers": '"frozen weights", "state": "[1-9]',
+    "Frozen layers": r'"frozen weights",\s+"state": "[1-9]',
     "Averaged weights": '"loss_averaged": ',
     "A second term of the loss": '"penalty": ',
     "A second data set, measured at each evaluation": '"loss_second": ',
