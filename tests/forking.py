@@ -11,17 +11,16 @@ from typing import Any
 
 import pytest
 import yaml
-from running import PACKAGE, PATIENCE, Result, Running, _child
-
-Before = Callable[[dict[str, Any]], Any]
+from running import PACKAGE, PATIENCE, Before, Result, Running, _child
 
 
-def forked_trials(project: Path, before: Before | None = None) -> Callable[[], None]:
+def forked_trials(
+    project: Path, before: Callable[[dict[str, Any]], Any] | None = None
+) -> Callable[[], None]:
     """For `run(..., before=forked_trials(project))`. before: called with a trial's settings, in
     it."""
 
     def put() -> None:
-        kept: list[Any] = []
         trials: Any = importlib.import_module(f"{PACKAGE}.measure.trials")
 
         def launch(loader: str, folder: Path) -> tuple[int, int]:
@@ -29,12 +28,8 @@ def forked_trials(project: Path, before: Before | None = None) -> Callable[[], N
             if pid == 0:
                 given = yaml.safe_load((folder / trials.SETTINGS).read_text())
                 fault = (lambda: before(given)) if before else None
-                kept.extend(
-                    (sys.stdout, sys.stderr)
-                )  # they own the numbers that the fork gives to its log
-                words = (loader,)
                 files = (folder / "out", folder / "log")
-                os._exit(_child(project, words, folder, *files, fault, "measure.trials"))
+                os._exit(_child(project, (loader,), folder, *files, fault, "measure.trials"))
             _, status, usage = os.wait4(pid, 0)
             return os.waitstatus_to_exitcode(status), usage.ru_maxrss * 1024
 
@@ -43,12 +38,11 @@ def forked_trials(project: Path, before: Before | None = None) -> Callable[[], N
     return put
 
 
-def forked_trainings(project: Path, before: Callable[[], Any] | None = None) -> Callable[[], None]:
+def forked_trainings(project: Path, before: Before = None) -> Callable[[], None]:
     """The same for the trainings of a search; before: called in each of them first, and in the
     command."""
 
     def put() -> None:
-        kept: list[Any] = []
         search: Any = importlib.import_module(f"{PACKAGE}.measure.search")
 
         def launch(folder: Path, number: int) -> int:
@@ -57,7 +51,6 @@ def forked_trainings(project: Path, before: Callable[[], Any] | None = None) -> 
             if pid == 0:
                 os.close(writes)
                 os.dup2(reads, 0)
-                kept.extend((sys.stdout, sys.stderr))
                 words = (str(folder), str(number))
                 files = (folder / "out", folder / "log")
                 os._exit(
@@ -77,7 +70,7 @@ def forked_trainings(project: Path, before: Callable[[], Any] | None = None) -> 
     return put
 
 
-def run_pytest(project: Path, *words: str, before: Callable[[], Any] | None = None) -> Result:
+def run_pytest(project: Path, *words: str, before: Before = None) -> Result:
     """Runs the own tests of a project in a fork; before: called in it first."""
 
     def child() -> None:
@@ -87,9 +80,7 @@ def run_pytest(project: Path, *words: str, before: Callable[[], Any] | None = No
         if before is not None:
             before()
         options = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", f"--rootdir={project}"]
-        code = pytest.main([*options, f"--basetemp={project}/temporary", *words])
-        sys.stdout.flush()
-        os._exit(int(code))
+        sys.exit(pytest.main([*options, f"--basetemp={project}/temporary", *words]))
 
     return Running(project, (), project, child).wait(2 * PATIENCE)
 
@@ -102,26 +93,16 @@ def forget(file: Path) -> None:
         del sys.modules[name]
 
 
-def run_file(file: Path, *words: str, cwd: Path, before: Callable[[], Any] | None = None) -> Result:
+def run_file(file: Path, *words: str, cwd: Path, before: Before = None) -> Result:
     """Runs `python FILE WORDS` in the folder `cwd`; before: called in the fork first."""
 
     def child() -> None:
-        kept = sys.stdout, sys.stderr  # a file that forks must not close their numbers
         sys.argv = [str(file), *words]
         sys.path.insert(0, str(file.parent))
         forget(file)
         if before is not None:
             before()
-        code: Any = 0
-        try:
-            runpy.run_path(str(file), run_name="__main__")
-        except SystemExit as end:
-            code = end.code or 0
-        if isinstance(code, str):
-            print(code, file=sys.stderr)
-            code = 1
-        for stream in kept:
-            stream.flush()
-        os._exit(code)
+        runpy.run_path(str(file), run_name="__main__")
+        sys.exit()
 
     return Running(file.parent, (), cwd, child).wait(2 * PATIENCE)

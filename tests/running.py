@@ -58,16 +58,20 @@ PLOT = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGA"
     "WjR9awAAAABJRU5ErkJggg=="
 )
+Before = Callable[[], Any] | None  # what a command's process calls first
 PATIENCE = 300.0  # seconds until what waits gives up: a slow machine is no fault
 
 
-def until(met: Callable[[], Any], wanted: str, seconds: float = PATIENCE) -> None:
-    """Waits until `met()`. Raises TimeoutError, with what was wanted, when the time is over."""
+def until(met: Callable[[], Any], wanted: str, seconds: float = PATIENCE) -> Any:
+    """Waits until `met()`, and returns what it is. Raises TimeoutError, with what was wanted, when
+    the time is over."""
     deadline = time.monotonic() + seconds
-    while not met():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"no {wanted} after {seconds:.0f} s")
+    while time.monotonic() < deadline:
+        result = met()
+        if result:
+            return result
         time.sleep(0.002)
+    raise TimeoutError(f"no {wanted} after {seconds:.0f} s")
 
 
 @dataclass(frozen=True)
@@ -90,7 +94,7 @@ class Running:
         project: Path,
         words: tuple[str, ...],
         folder: Path,
-        before: Callable[[], Any] | None = None,
+        before: Before = None,
         name: str = "",
     ):
         folder.mkdir(parents=True, exist_ok=True)
@@ -107,15 +111,13 @@ class Running:
 
     def wait(self, seconds: float = PATIENCE) -> Result:
         """Waits for the end; a command that hangs is killed and fails the test."""
-        ended: list[int] = []
 
-        def over() -> bool:
+        def ended() -> tuple[int, ...]:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
-            ended.extend([status] * bool(pid))
-            return bool(pid)
+            return (status,) if pid else ()
 
-        self._until(over, "end", seconds)
-        code = os.waitstatus_to_exitcode(ended[0])
+        (status,) = self._until(ended, "end", seconds)
+        code = os.waitstatus_to_exitcode(status)
         return Result(code, self._out.read_text(), self._err.read_text())
 
     def kill(self, number: int = signal.SIGKILL) -> None:
@@ -133,10 +135,10 @@ class Running:
         the test."""
         self._until(lambda: self.rows() >= number, f"{number} rows", PATIENCE)
 
-    def _until(self, met: Callable[[], Any], wanted: str, seconds: float) -> None:
+    def _until(self, met: Callable[[], Any], wanted: str, seconds: float) -> Any:
         """That, or the end of the test, ends the command."""
         try:
-            until(met, wanted, seconds)
+            return until(met, wanted, seconds)
         except BaseException as error:
             self.kill()
             os.waitpid(self.pid, 0)
@@ -149,9 +151,10 @@ def _child(
     folder: Path,
     out: Path,
     err: Path,
-    before: Callable[[], Any] | None,
+    before: Before,
     entry: str = "__main__",
 ) -> int:
+    kept = sys.stdout, sys.stderr  # they own the numbers that this one gives to its output
     os.chdir(folder)
     for path, number in ((out, 1), (err, 2)):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
@@ -179,13 +182,16 @@ def _child(
         main = importlib.import_module(f"{PACKAGE}.{entry}").main
         return main(list(words)) if entry == "__main__" else main(*words)
     except SystemExit as end:
-        return int(end.code or 0)
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+            return 1
+        return end.code or 0
     except BaseException:
         traceback.print_exc()
         return 1
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr, *kept):
+            stream.flush()
 
 
 def unpainted(figure: Any, file: Any, **options: Any) -> None:
@@ -207,9 +213,7 @@ def undrawn() -> None:
         examples.Hook.after_evaluation = lambda *_: None
 
 
-def start(
-    project: Path, *words: str, cwd: Path, before: Callable[[], Any] | None = None, name: str = ""
-) -> Running:
+def start(project: Path, *words: str, cwd: Path, before: Before = None, name: str = "") -> Running:
     """Starts `python -m my_training WORDS` of a rendered project in the folder `cwd`.
 
     before: called in the child first, to put a fault in place. name: of this process, of several.
@@ -221,14 +225,12 @@ def start(
     return Running(project, words, cwd, before, name)
 
 
-def run(project: Path, *words: str, cwd: Path, before: Callable[[], Any] | None = None) -> Result:
+def run(project: Path, *words: str, cwd: Path, before: Before = None) -> Result:
     """The same, to its end."""
     return start(project, *words, cwd=cwd, before=before).wait()
 
 
-def check_run(
-    project: Path, *words: str, cwd: Path, before: Callable[[], Any] | None = None
-) -> Result:
+def check_run(project: Path, *words: str, cwd: Path, before: Before = None) -> Result:
     """The same of a command that must succeed."""
     result = run(project, *words, cwd=cwd, before=before)
     assert result.code == 0, (words, result.err[-3000:])
@@ -243,22 +245,22 @@ def newest_run(cwd: Path) -> Path:
 
 def resumes(cwd: Path) -> list[int]:
     """Steps at which the newest run was resumed."""
-    events = map(json.loads, (newest_run(cwd) / "events.jsonl").read_text().splitlines())
-    return [event["step"] for event in events if event["event"] == "resumed"]
+    return [event["step"] for event in rows(cwd, "events") if event["event"] == "resumed"]
 
 
-def rows(cwd: Path) -> Iterator[dict[str, Any]]:
-    """Rows of the newest run's metrics."""
-    return map(json.loads, (newest_run(cwd) / "metrics.jsonl").read_text().splitlines())
+def rows(cwd: Path, name: str = "metrics") -> Iterator[dict[str, Any]]:
+    """Rows of the newest run's metrics, or events."""
+    return map(json.loads, (newest_run(cwd) / f"{name}.jsonl").read_text().splitlines())
 
 
-def losses(cwd: Path) -> list[tuple[int, str]]:
-    """(step, loss in hex) of each logged training step."""
-    return [(row["step"], float(row["loss"]).hex()) for row in rows(cwd) if "split" not in row]
+def losses(cwd: Path, evaluated: bool = False) -> list[tuple[int, str]]:
+    """(step, loss in hex) of each logged training step, or of each evaluation."""
+    logged = [row for row in rows(cwd) if ("split" in row) == evaluated]
+    return [(row["step"], float(row["loss"]).hex()) for row in logged]
 
 
 def evaluations(cwd: Path) -> list[tuple[int, str]]:
-    return [(row["step"], float(row["loss"]).hex()) for row in rows(cwd) if "split" in row]
+    return losses(cwd, evaluated=True)
 
 
 def last_checkpoint(cwd: Path) -> Path:

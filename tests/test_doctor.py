@@ -6,16 +6,8 @@ import sys
 from pathlib import Path
 from shlex import split
 
-import pytest
-import torch
-from importing import imported
 from rendering import render
 from running import Result, one_error, run
-
-assemble = imported(render(), "assemble")
-config = imported(render(), "config")
-errors = imported(render(), "engine.errors")
-Card = imported(render(), "engine.compute.gpus").Card
 
 STATE = ("precision", "TF32 in matmuls", "fused optimizer", "compile", "deterministic", "order")
 
@@ -42,10 +34,8 @@ def test_a_healthy_machine_exits_with_0_and_shows_what_is_set(tmp_path):
 def test_what_is_set_is_what_training_prints(tmp_path):
     words = split("--training.precision bf16 --training.gradient_checkpointing true")
     shown = command(tmp_path, "tabular", *words)
-    folder = tmp_path / "run"
-    folder.mkdir()
     flags = split("--training.max_steps 1 --model.width 8")
-    trained = run(render(workload="tabular"), "train", *words, *flags, cwd=folder)
+    trained = run(render(workload="tabular"), "train", *words, *flags, cwd=tmp_path)
     lines = [line for line in shown.out.splitlines() if line.startswith("  ")]
     assert len(lines) > len(STATE)
     assert set(lines) <= set(trained.out.splitlines())
@@ -56,34 +46,3 @@ def test_what_is_broken_is_one_line_after_the_device(tmp_path):
     done = command(tmp_path, "timeseries", *split(words))
     one_error(done, "nowhere", "prepare")
     assert re.match(r"CPU, \d+ threads?", done.out)
-
-
-@pytest.mark.parametrize(
-    ("capability", "precision", "says", "matmul"),
-    [
-        ((9, 0), "fp32", "fp32: training.precision fp32", "highest"),
-        ((9, 0), "bf16", "bf16: training.precision bf16", "high"),
-        ((7, 0), "tf32", "fp32: training.precision tf32: sm 7.0 has no TF32", "highest"),
-        ((7, 0), "bf16", "precision bf16: sm 7.0 has no bf16", "highest"),
-    ],
-)
-def test_the_precision_is_that_of_the_card(
-    monkeypatch, tmp_path, capability, precision, says, matmul
-):
-    monkeypatch.setattr(assemble, "this_card", lambda device: Card("a GPU", capability, 16.0, 80))
-    saved = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    words = [("training.precision", precision), ("compile.enabled", "false")]
-    settings = config.load(overrides=words)
-    distributed = imported(render(), "engine.compute.distributed").Distributed()
-    imported(render(), "dataset").synthesize(tmp_path / "data", settings)
-    store = imported(render(), "engine.data.store").Store.open(tmp_path / "data")
-    try:
-        project = assemble.assemble(settings, distributed, store)
-        (row,) = [row for row in project.optimizations if row["name"] == "precision"]
-        line = f"{row['state']}: {row['why']}"
-    except errors.UserError as error:
-        line = str(error)
-    assert line.startswith(says)
-    assert torch.get_float32_matmul_precision() == matmul
-    torch.set_float32_matmul_precision(saved)

@@ -13,16 +13,13 @@ import pytest
 from importing import imported
 from ranks import run_ranks
 from rendering import render
-from running import EXAMPLES, check_run, losses, newest_run, painted, report_of, rows, run, weights
+from running import EXAMPLES, check_run, losses, newest_run, painted, report_of, weights
 from test_tier_b import TINY
 from variants import choices
 
-SHORT = "--monitor.every_steps 5 --schedule.warmup_steps 2 --training.max_steps 5"
-SHORT = tuple(split(f"{SHORT} --evaluation.every_steps 5"))
-TABLE = (
-    *SHORT,
-    *split("--training.max_steps 10 --data.num_workers 0 --data.batch_size 128 --model.width 16"),
-)
+SHORT = "--monitor.every_steps 5 --schedule.warmup_steps 2 --evaluation.every_steps 5"
+TABLE = split(f"{SHORT} --training.max_steps 10 --data.batch_size 128 --model.width 16")
+SHORT = split(f"{SHORT} --training.max_steps 5")
 SHOWN = {  # by workload: what it draws, and a metric that no sum over samples gives
     "tabular": ({"predictions.png", "worst.md"}, "r2"),
     "timeseries": ({"forecasts.png"}, "r2"),
@@ -44,17 +41,15 @@ def drawn(folder: Path) -> set[str]:
     return {path.name for path in (newest_run(folder) / "examples").glob("*")}
 
 
-def tracked(folder: Path) -> dict[str, list[int]]:
-    """Steps of each example and text in TensorBoard."""
+def tracked(folder: Path) -> set[str]:
+    """Names of examples in TensorBoard."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(newest_run(folder) / "tensorboard"), {"images": 0, "tensors": 0})
     events.Reload()
-    series = {name: events.Images(name) for name in events.Tags()["images"]}
-    for name in events.Tags()["tensors"]:
-        if name.startswith("validation/"):
-            series[name.removesuffix("/text_summary")] = events.Tensors(name)
-    return {name: [event.step for event in values] for name, values in series.items()}
+    tags = events.Tags()
+    names = [name for name in tags["images"] + tags["tensors"] if name.startswith("validation/")]
+    return {name.removesuffix("/text_summary") for name in names}
 
 
 # The series' are those of the windows; what an LLM draws, two ranks do below.
@@ -71,18 +66,14 @@ def test_each_workload_shows_what_its_model_does(workload, tmp_path):
     project = render(workload=workload, tracker="tensorboard")
     done = check_run(project, "train", *words, cwd=tmp_path, before=painted)
     assert drawn(tmp_path) == files, done.out
-    names = {f"validation/{Path(name).stem}" for name in files}
-    steps = [5, 10] if workload == "tabular" else [5]
-    assert tracked(tmp_path) == dict.fromkeys(names, steps)
+    assert tracked(tmp_path) == {f"validation/{Path(name).stem}" for name in files}
     page = report_of(tmp_path)
-    assert f"## Examples: validation at step {steps[-1]}" in page
     for file in (newest_run(tmp_path) / "examples").iterdir():
         if file.suffix == ".png":
             assert f"(examples/{file.name})" in page
             assert file.stat().st_size > 10_000, "something is drawn"
         else:
             assert file.read_text() in page
-    assert metric in [row for row in rows(tmp_path) if "split" in row][-1]
     assert re.search(rf"^- metrics: .*\b{metric} [-0-9.]+", page, re.MULTILINE)
 
 
@@ -91,8 +82,8 @@ def test_classes_have_a_matrix_and_figures_of_each(tmp_path):
     lines = [f"{n % 7},{n % 3 + 0.1 * (n % 5)},{kinds[n % 3]}" for n in range(300)]
     (tmp_path / "kinds.csv").write_text("\n".join(["a,b,kind", *lines]))
     project = render(workload="tabular")
-    about = ("--input", "kinds.csv", "--target", "kind", "--task", "classification")
-    check_run(project, "prepare", *about, cwd=tmp_path)
+    words = split("prepare --input kinds.csv --target kind --task classification")
+    check_run(project, *words, cwd=tmp_path)
     check_run(project, "train", *TABLE, cwd=tmp_path)
     assert drawn(tmp_path) == {"classes.md"}
     page = report_of(tmp_path).partition("## Classes")[2]
@@ -106,10 +97,7 @@ def plain(tmp_path_factory):
     folder = tmp_path_factory.mktemp("plain")
     project = Path(shutil.copytree(render(workload="tabular"), folder / "project"))
     (project / "src/my_training/examples.py").unlink()
-    done = check_run(project, "train", *TABLE, cwd=folder)
-    assert "examples" not in done.out
-    assert "alert" not in done.out
-    assert not (newest_run(folder) / "examples").exists()
+    check_run(project, "train", *TABLE, cwd=folder)
     return folder
 
 
@@ -144,14 +132,12 @@ def break_drawing() -> None:
 def test_examples_cost_no_bit_of_the_training(before, expected, plain, tmp_path):
     """Drawn at the first evaluation and the last, or failed: the same losses."""
     (tmp_path / "data").symlink_to(plain / "data")
-    often = ("--evaluation.every_steps", "2")
-    done = check_run(
-        render(workload="tabular"), "train", *TABLE, *often, cwd=tmp_path, before=before
-    )
+    words = ("train", *TABLE, "--evaluation.every_steps", "2")
+    done = check_run(render(workload="tabular"), *words, cwd=tmp_path, before=before)
     assert (losses(tmp_path), weights(tmp_path)) == (losses(plain), weights(plain))
     said = [line for line in done.out.splitlines() if line.startswith(("drawn", "alert"))]
-    assert len(said) == len(expected)
-    assert all(line.startswith(start) for line, start in zip(said, expected, strict=True))
+    for line, start in zip(said, expected, strict=True):
+        assert line.startswith(start)
 
 
 @pytest.mark.parametrize("distributed", ["fsdp", "ddp"])
@@ -200,13 +186,3 @@ def test_what_an_alert_of_divergence_is(loss, best, step, expected):
     hook.after_evaluation(run, {"loss": loss})
     assert len(said) == bool(expected)
     assert expected in "".join(said)
-
-
-def test_a_training_that_diverges_is_an_alert(tmp_path):
-    words = "--optimizer.learning_rate 1 --training.gradient_clip 0 --training.max_steps 60"
-    words = (*TABLE, *split(words), "--evaluation.every_steps", "10")
-    done = run(render(workload="tabular"), "train", *words, cwd=tmp_path)
-    (alert,) = [line for line in done.out.splitlines() if line.startswith("alert: divergence: ")]
-    assert ": lower optimizer.learning_rate (1); or set training.gradient_clip 1; or " in alert
-    page = report_of(tmp_path)
-    assert page.index(alert.removeprefix("alert: ")) < page.index("curves.png")

@@ -3,6 +3,7 @@
 import os
 import shutil
 import tracemalloc
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

@@ -10,6 +10,7 @@ from typing import Any
 import jinja2
 import yaml
 from rendering import REPOSITORY, questions
+from tiers import covering
 
 Answers = dict[str, Any]
 
@@ -22,7 +23,7 @@ SCRIPTS = tuple(sorted(path.name for path in PARTS_OF_SCRIPTS.iterdir() if path.
 # precisions.
 PAIRWISE = ("precision", "gpu", "tracker", "extras")
 LAYOUT = "layout"  # decides whether most of the others are asked at all: see `scripts`
-DRAWS = 40  # candidates for each answer set of a pairwise cover
+DRAWS = 40  # random answers around each pair of a pairwise cover, until some are possible
 
 
 @functools.cache
@@ -109,18 +110,15 @@ def kind(gpu: str) -> object:
 def impossible(answers: Mapping[str, Any]) -> bool:
     """Whether the chosen GPU cannot compute in the chosen precision, or the workload gains nothing
     by it."""
+    workload = answers.get("workload", "timeseries")
     precision = answers.get("precision", "auto")
     gpu = answers.get("gpu", "auto")
-    if set(answers.get("extras", [])) - set(extras(answers.get("workload", "timeseries"))):
+    if set(answers.get("extras", [])) - set(extras(workload)):
         return True
     if answers.get(LAYOUT) == "script" and precision == "fp8":
         return True
-    if precision == "fp8" and answers.get("workload", "tabular") not in LARGE_PRODUCTS:
-        return True
-    if (
-        answers.get("distributed") == "fsdp"
-        and answers.get("workload", "tabular") not in LARGE_PRODUCTS
-    ):
+    is_for_large = precision == "fp8" or answers.get("distributed") == "fsdp"
+    if is_for_large and workload not in LARGE_PRODUCTS:
         return True
     if gpu == "cpu":
         return precision in ("tf32", "fp8")
@@ -142,31 +140,19 @@ def pairwise(*names: str) -> list[Answers]:
     """A small set of possible answers in which each possible pair of answers to two questions
     occurs.
 
-    Greedy: of some random answers around a missing pair, those with most missing pairs. The same
-    each time.
+    Of random answers around each pair, some that together have all pairs. The same each time.
     """
     offered = {question: values(question) for question in names}
     draw = random.Random(0)
-    chosen = []
-    missing: dict[Any, Answers] = {}
+    candidates: list[Answers] = []
     for first, second in itertools.combinations(names, 2):
         for one, other in itertools.product(offered[first], offered[second]):
-            both = {first: one, second: other}
-            missing |= dict.fromkeys(pairs(both), both)
-    while missing:
-        wanted = next(iter(missing.values()))
-        drawn = [
-            {name: draw.choice(offered[name]) for name in names} | wanted for _ in range(DRAWS)
-        ]
-        candidates = [(answers, pairs(answers)) for answers in drawn if not impossible(answers)]
-        if not candidates:  # the two exclude each other
-            missing.pop(next(iter(missing)))
-            continue
-        answers, covered = max(candidates, key=lambda candidate: len(candidate[1] & missing.keys()))
-        chosen.append(answers)
-        for pair in covered:
-            missing.pop(pair, None)
-    return chosen
+            drawn = [{name: draw.choice(offered[name]) for name in names} for _ in range(DRAWS)]
+            answers = (some | {first: one, second: other} for some in drawn)
+            possible = (some for some in answers if not impossible(some))
+            candidates += itertools.islice(possible, 1)
+    chosen = covering([pairs(some) for some in candidates])
+    return [candidates[number] for number in sorted(chosen)]
 
 
 def pairs(answers: Answers) -> set[tuple[tuple[str, str], ...]]:

@@ -4,7 +4,6 @@ batches."""
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import torch
 from importing import imported
 from made_up import project_of
 from rendering import REPOSITORY
-from running import Result, check_run, evaluation_of, run
+from running import Before, Result, check_run, evaluation_of, run
 
 Batch = dict[str, torch.Tensor]
 
@@ -32,15 +31,14 @@ class Workload:
 
     def settings(self, *flags: str, **answers: str) -> Any:
         names = [flag.removeprefix("--") for flag in flags[::2]]
-        overrides = dict(
-            zip(names, flags[1::2], strict=True)
-        )  # a later flag replaces an earlier one
+        # A later flag replaces an earlier one.
+        overrides = dict(zip(names, flags[1::2], strict=True))
         return self.module("config", **answers).load(overrides=overrides.items())
 
-    def run(self, *words: str, cwd: Path, before: Callable[[], Any] | None = None) -> Result:
+    def run(self, *words: str, cwd: Path, before: Before = None) -> Result:
         return run(self.project(), *words, cwd=cwd, before=before)
 
-    def done(self, *words: str, cwd: Path, before: Callable[[], Any] | None = None) -> Result:
+    def done(self, *words: str, cwd: Path, before: Before = None) -> Result:
         """A command that succeeds."""
         return check_run(self.project(), *words, cwd=cwd, before=before)
 

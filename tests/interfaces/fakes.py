@@ -124,12 +124,10 @@ class Samples:
             first = starts[indices]
             if self.shift:
                 first = first + ((indices * 31 + epoch * 17) % 5).reshape(rows)
-            width = WIDTH
-            if (lengths == lengths.flat[0]).all():
-                width = int(lengths.flat[0])
+            has_lengths = self.tight or (lengths != lengths.flat[0]).any()
+            width = WIDTH if has_lengths else int(lengths.flat[0])
             if self.tight:
                 width = max(int(taken.max(initial=0)), 1)
-            has_lengths = self.tight or not (lengths == lengths.flat[0]).all()
             spans[name] = engine("interfaces").Spans(
                 np.where(taken > 0, first, 10**9 if has_lengths else -1),
                 width,
