@@ -178,8 +178,6 @@ def test_a_nanogpt_keeps_its_model(nanogpt, tmp_path):
         logits, loss = nanogpts(old, batch)
         assert torch.equal(model.logits(batch["tokens"]), logits)
         assert torch.equal(model(batch).loss, loss)
-    for words in documented(page("from-nanogpt"))[2:]:
-        check_run(project, *words, cwd=nanogpt)
 
 
 # ---- from a LightningModule --------------------------------------------------------------------

@@ -6,7 +6,6 @@ Copies of side streams wait here until an event needs them, as on a real card at
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
 import subprocess
@@ -33,7 +32,8 @@ ONE_AT_A_TIME = threading.Lock()
 class Event:
     """Knows what was queued before it."""
 
-    works: Any = ()
+    def __init__(self) -> None:
+        self.works: list[Work] = []
 
     def record(self, stream: Stream) -> None:
         self.works = [*stream.queue]
@@ -41,17 +41,28 @@ class Event:
     def synchronize(self) -> None:
         with ONE_AT_A_TIME:
             for work in self.works:
-                work()
+                work.run()
+
+
+class Work:
+    """A piece of work that is done once."""
+
+    def __init__(self, function: Callable[[], Any]):
+        self.function: Callable[[], Any] | None = function
+
+    def run(self) -> None:
+        if self.function is not None:
+            self.function()
+        self.function = None
 
 
 class Stream:
     """A queue of works; `may_write` once it has waited for what used the memory before."""
 
-    device = CARD
-    may_write = False
-
-    def __init__(self) -> None:
-        self.queue: list[Callable[[], Tensor]] = []
+    def __init__(self, device: Any = CARD):
+        self.device = CARD
+        self.queue: list[Work] = []
+        self.may_write = False
 
     def wait_event(self, event: Event) -> None:
         event.synchronize()
@@ -79,8 +90,7 @@ class Gpu:
                 return copy(target, source)
             assert stream.may_write, "it overwrites what a step still reads"
             stream.may_write = False
-            once = functools.cache(functools.partial(copy, target, source))
-            stream.queue.append(once)
+            stream.queue.append(Work(lambda: copy(target, source)))
             return target
 
         def plain(*shape: Any, pin_memory: Any = None, device: Any = None, **more: Any) -> Tensor:
@@ -122,8 +132,8 @@ def gpu(monkeypatch):
     return Gpu(monkeypatch)
 
 
-def chunk_loader(folder: Path, order: str, size: Any) -> Any:
-    given = settings(order, size)
+def chunk_loader(folder: Path, order: str, size: Any, resident: Any = "auto") -> Any:
+    given = settings(order, size, resident=resident)
     samples = Pages(module("engine.interfaces").Spans, False)
     store = module("engine.data.store").Store.open(folder)
     ordered = module("engine.data.order").make_order(samples, given, 0, 1, False)
@@ -162,14 +172,20 @@ def test_a_card_that_has_failed_does_not_keep_the_loader_from_closing(folder, gp
     assert set(threading.enumerate()) <= before
 
 
-def test_memory_that_another_process_took_ends_no_run(folder, gpu, monkeypatch):
+@pytest.mark.parametrize("resident", ["auto", True])
+def test_memory_that_another_process_took_ends_only_who_insists(resident, folder, gpu, monkeypatch):
     def refuse(*arguments):
         raise torch.cuda.OutOfMemoryError("CUDA out of memory")
 
     expected = delivered(make("memmap", Pages, folder, settings("full"), train=False))
-    loader = chunk_loader(folder, "full", "auto")
+    loader = chunk_loader(folder, "full", "auto", resident)
     monkeypatch.setattr(loader._chunks, "_read_resident", refuse)
-    assert_equal(delivered(loader), expected)
+    if resident == "auto":
+        assert_equal(delivered(loader), expected)
+        return
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        next(loader.epoch(0))
+    loader.close()
 
 
 def test_random_numbers_come_back_on_another_number_of_cards(monkeypatch):

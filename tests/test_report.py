@@ -16,6 +16,7 @@ from running import Result, check_run, one_error, painted, run
 
 report = imported(render(), "engine.log.report")
 runs = imported(render(), "engine.runs")
+errors = imported(render(), "engine.errors")
 COMPARE = {"extras": ["compare"]}
 details = imported(render(**COMPARE), "engine.log.report")
 
@@ -167,7 +168,11 @@ def test_the_newest_run_is_the_one_that_started_last(tmp_path, monkeypatch):
 
 def test_new_runs_never_share_a_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(runs, "RUNS", tmp_path)
-    assert len({runs.new_run() for _ in range(5)}) == 5
+    made = [runs.new_run() for _ in range(5)]
+    assert len(set(made)) == 5
+    runs.new_run("mine")
+    with pytest.raises(errors.UserError, match="--resume mine"):
+        runs.new_run("mine")
 
 
 def first_words(done: Result) -> list[str]:

@@ -210,6 +210,11 @@ def test_a_full_disk_ends_no_training_at_a_record(place, reference):
     assert_same(place, reference)
 
 
+def test_an_error_before_the_first_step_is_one_line_and_leaves_no_run(place):
+    (place / "runs").write_text("a file where a folder should be")
+    one_error(train(place), "runs")
+
+
 def test_missing_foreign_and_changed_data(place, tmp_path):
     nowhere = train(place, "--data.path", "nowhere")
     one_error(nowhere, "no prepared data", "nowhere", "prepare")
