@@ -129,7 +129,7 @@ def series(place: Path) -> Found:
 
 
 def wine(place: Path) -> Found:
-    (code,) = re.findall(r"```python\n(.*?)```", source("script"), flags=re.DOTALL)
+    *_, code = re.findall(r"```python\n(.*?)```", source("script"), flags=re.DOTALL)
     subprocess.run([sys.executable, "-c", code], cwd=place, check=True)
     (line,) = re.findall(r"`(python train.py --data wine.+?)`", source("script"))
     figures = Found()

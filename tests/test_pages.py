@@ -15,7 +15,7 @@ import pytest
 from forking import forked_trainings, forked_trials
 from importing import imported
 from rendering import REPOSITORY, render
-from running import PACKAGE, run
+from running import PACKAGE, check_run
 from variants import choices, extras
 
 NEW = ("troubleshooting", "glossary", "comparison", "optimizations", "extras")
@@ -89,7 +89,7 @@ def place(project, tmp_path_factory):
     """A folder with a run of few steps, for commands that need one."""
     folder = tmp_path_factory.mktemp("pages")
     words = ("train", "--training.max_steps", "4", "--max-steps", "2")
-    assert run(project, *words, cwd=folder).code == 0
+    check_run(project, *words, cwd=folder)
     return folder
 
 
@@ -107,10 +107,8 @@ def test_a_documented_command_works(line, project, place, tmp_path):
     }.get(words[0])
     if words[:2] == ["train", "--resume"] and words[2:]:
         place = tmp_path  # the command that began this run may be in another process
-        begun = run(project, *shortened(["train", "--name", words[2]]), cwd=place)
-        assert begun.code == 0, begun.err[-2000:]
-    result = run(project, *shortened(words), cwd=place, before=before)
-    assert result.code == 0, result.err[-2000:]
+        check_run(project, *shortened(["train", "--name", words[2]]), cwd=place)
+    check_run(project, *shortened(words), cwd=place, before=before)
 
 
 def test_every_command_is_of_a_known_kind():

@@ -42,6 +42,10 @@ def assert_same(
         assert (value.double() - wanted[name]).abs().max() <= tolerance * scale, name
 
 
+def norm_of(gradients: dict[str, Tensor]) -> float:
+    return math.sqrt(sum(value.square().sum().item() for value in gradients.values()))
+
+
 def state(model: nn.Module) -> dict[str, Tensor]:
     return {name: value.detach().clone() for name, value in model.named_parameters()}
 
@@ -63,8 +67,7 @@ def test_a_group_of_ragged_batches_equals_one_big_batch(dtype, borders, seed, ha
     loop = Loop(model)(cut(batch, borders))
     assert_same(moved(model, start), wanted)
     assert loop.means == [pytest.approx(loss, rel=1e-6)]
-    norm = math.sqrt(sum(value.square().sum().item() for value in wanted.values()))
-    assert loop.norms == [pytest.approx(norm, rel=1e-6)]
+    assert loop.norms == [pytest.approx(norm_of(wanted), rel=1e-6)]
 
 
 @every_framework
@@ -89,7 +92,7 @@ def test_a_step_of_few_samples_moves_weights_by_its_fraction(framework, clip):
     model = Ragged()
     batch = ragged_batch(24)
     wanted, loss = mean_gradient(model, batch)
-    norm = math.sqrt(sum(value.square().sum().item() for value in wanted.values()))
+    norm = norm_of(wanted)
     start = state(model)
     share = 0.01
     loop = Loop(model, framework=framework, clip=clip * norm)
@@ -111,7 +114,7 @@ def test_clipping_is_that_of_torch_on_the_mean_gradient(framework, dtype, share)
     parameters = [nn.Parameter(torch.zeros_like(value)) for value in wanted.values()]
     for parameter, value in zip(parameters, wanted.values(), strict=True):
         parameter.grad = value.clone()
-    norm = torch.nn.utils.clip_grad_norm_(parameters, math.inf).item()
+    norm = norm_of(wanted)
     torch.nn.utils.clip_grad_norm_(parameters, share * norm)
     start = state(model)
     loop = Loop(model, clip=share * norm, framework=framework)(cut(batch, [4, 5, 17]))

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from fakes import CPU, PRECISIONS, Loop, Ragged, engine, ragged_batch
-from test_loop import assert_same, mean_gradient, moved, state
+from test_loop import assert_same, mean_gradient, moved, norm_of, state
 from torch import nn
 
 HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -41,7 +41,7 @@ def test_the_optimizer_sees_the_unscaled_mean_gradient(clip):
     batch = ragged_batch(24, torch.float32)
     model = Ragged(dtype=torch.float32)
     wanted, _ = mean_gradient(model, batch)
-    norm = sum(value.square().sum().item() for value in wanted.values()) ** 0.5
+    norm = norm_of(wanted)
     if clip:
         wanted = {name: value * clip / norm for name, value in wanted.items()}
     start = state(model)
