@@ -160,6 +160,7 @@ def test_what_may_not_be_written_or_read_is_one_line(place):
 @pytest.mark.parametrize(
     ("name", "wrap"),
     [
+        ("model.pt", lambda state: state),
         ("pytorch_model.bin", lambda state: {"state_dict": state, "epoch": 3}),
         ("step-00000003-mine.pt", lambda state: {"model": state, "step": 3}),
     ],
