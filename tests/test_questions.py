@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from copier import run_copy
 from packaging.specifiers import SpecifierSet
 from rendering import REPOSITORY, render, render_into, template
 from test_update import _clean_home, forked, run_copier  # noqa: F401  # a fixture
@@ -134,6 +135,11 @@ def test_reserved_names_hold_every_module_of_python_and_every_dependency():
 )
 def test_other_bad_answers_are_refused(answers, tmp_path):
     assert list(answers)[-1] in refusal(tmp_path, **answers)
+
+
+def test_computed_values_cannot_be_set(tmp_path):
+    with pytest.raises(ValueError, match="'best_precision': is computed"):
+        run_copy(str(template()), tmp_path / "p", data={"best_precision": "fp8"}, defaults=True)
 
 
 # ---- the questionnaire -------------------------------------------------------------------------
