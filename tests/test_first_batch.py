@@ -3,7 +3,6 @@ file. The command `check` of an extra looks at the rest of the contract."""
 
 import re
 import shutil
-from pathlib import Path
 
 import pytest
 from rendering import render
@@ -17,18 +16,17 @@ METRICS = '{} if self.training else {"mse_original": (squares, total_weight)}'
 BUILT = "return Perceptron(settings, facts)"
 # By what is wrong: the text to replace, its replacement, what the line says.
 BREACHES = {
+    "no predict": ("def predict", "def forecast", "has no predict: model.py: .*interfaces.py"),
     "no return in build_model": (BUILT, BUILT.removeprefix("return "), "NoneType.*: model.py"),
     "no return in blocks": ("return list(self.layers)", "list(self.layers)", "blocks.*: model.py"),
+    "no output": (RETURNED, "return loss  # ", f"{FORWARD}: return loss, total_weight"),
     "a loss for each row": (RETURNED, "return Output(error.square(), total_weight, ", FORWARD),
-    "a loss of one row": (RETURNED, "return Output(loss[None], total_weight, ", FORWARD),
-    "a number as loss": (RETURNED, "return Output(loss.item(), total_weight, ", FORWARD),
     "an int as weight": (RETURNED, "return Output(loss, len(present), ", FORWARD),
     "a number as metric": (METRICS, '{"mae": error.abs().mean().item()}', f"'mae'.*{FORWARD}"),
-    "a float in a metric": (METRICS, '{"mae": (error.sum().item(), total_weight)}', FORWARD),
     "a metric that is no sum": (METRICS, '{"mae": (error.abs(), total_weight)}', FORWARD),
     "a list of metrics": (METRICS, "[error.abs().mean()]", FORWARD),
 }
-# What the command `check` of an extra finds in addition: the same, and its line about `shapes`.
+# What the command `check` of an extra finds in addition, in its line about `shapes`.
 CHECKED = {
     "a detached loss": (RETURNED, "return Output(loss.detach(), total_weight, ", "grad"),
     "a metric that is wrong in evaluation": (
@@ -36,24 +34,17 @@ CHECKED = {
         '{} if self.training else {"mae": 1.0}',
         f"'mae'.*{FORWARD}",
     ),
+    "predictions with another axis than the targets": (
+        ".squeeze(1)",  # (B, 1) minus (B,) is (B, B)
+        "",
+        r"\(\d+, 1\).*\(\d+,\)",
+    ),
+    "a prediction of a wrong size": (
+        "return {",
+        'return {"mean": self.scale.mean()[None], ',
+        PREDICT,
+    ),
 }
-# Other results of `predict`, while `forward` stays right.
-PREDICTIONS = {
-    "without a name": "right",
-    "nested": '{"prediction": {"mean": right}}',
-    "of a wrong size": '{"prediction": right.mean()[None]}',
-    "one for all samples": '{"prediction": right.mean()}',
-}
-
-
-def checked(folder: Path, model: str) -> str:
-    """What `check` says of the shapes of this model."""
-    project = shutil.copytree(render(workload="tabular", extras=["check"]), folder / "project")
-    (project / "src/my_training/model.py").write_text(model, encoding="utf-8")
-    done = run(project, "check", "--only", "shapes", cwd=folder)
-    assert done.code == 1, done.out
-    (line,) = [line for line in done.out.splitlines() if line.startswith("failed")]
-    return line
 
 
 @pytest.mark.parametrize("name", BREACHES)
@@ -68,27 +59,11 @@ def test_a_breach_is_one_line_before_the_first_step(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", CHECKED)
-def test_the_command_check_looks_at_training_and_evaluation(name, tmp_path):
+def test_the_command_check_looks_at_training_evaluation_and_predictions(name, tmp_path):
     old, new, line = CHECKED[name]
     assert EXAMPLE.count(old) == 1
-    assert re.search(line, checked(tmp_path, EXAMPLE.replace(old, new)))
-
-
-@pytest.mark.parametrize("name", PREDICTIONS)
-def test_the_command_check_looks_at_predictions(name, tmp_path):
-    model = EXAMPLE.replace("predict(", "scores(")
-    wrong = f"""
-    def predict(self, batch):
-        right = self.scores(batch)["prediction"]
-        return {PREDICTIONS[name]}
-
-    def forward(self, batch"""
-    assert PREDICT in checked(tmp_path, model.replace("\n    def forward(self, batch", wrong))
-
-
-def test_predictions_with_another_axis_than_the_targets_are_named(tmp_path):
-    """(B, 1) minus (B,) is (B, B)."""
-    model = EXAMPLE.replace(".squeeze(1)", "")
-    assert model != EXAMPLE
-    line = checked(tmp_path, model)
-    assert re.search(r"\(\d+, 1\).*\(\d+,\)", line), line
+    project = shutil.copytree(render(workload="tabular", extras=["check"]), tmp_path / "project")
+    (project / "src/my_training/model.py").write_text(EXAMPLE.replace(old, new), encoding="utf-8")
+    done = run(project, "check", "--only", "shapes", cwd=tmp_path)
+    assert done.code == 1, done.out
+    assert re.search(f"^failed.*{line}", done.out, flags=re.MULTILINE)

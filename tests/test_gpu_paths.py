@@ -256,15 +256,3 @@ def test_a_rank_that_fails_alone_does_not_wait_for_the_others_to_leave(
         finally:
             group_module.Group.close(group)
     assert len(left) == leaves
-
-
-def test_unfused_is_the_default_of_pytorch():
-    """On a GPU that is one kernel for many weights; an explicit False would be one for each."""
-    linear = torch.nn.Linear(2, 2)
-    build_optimizer = module("optimizer").build_optimizer
-    configured = imported(render(workload="tabular"), "config")
-    settings = configured.load(overrides=[("optimizer.fused", "false")])
-    ours = build_optimizer(linear, settings)
-    plain = torch.optim.AdamW(linear.parameters())
-    for name in ("fused", "foreach"):
-        assert ours.param_groups[0][name] == plain.param_groups[0][name]

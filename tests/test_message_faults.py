@@ -61,13 +61,6 @@ def test_a_model_that_fails_for_few_samples_names_one_of_them_and_itself(tmp_pat
     assert int(line.partition("training sample ")[2].partition(":")[0]) % 8 == 0
 
 
-def test_too_many_layers_blame_no_sample(tmp_path):
-    words = (*SHORT, "--model.depth", "700", "--model.width", "8")
-    project = render(workload="tabular", extras=["diagnose"])
-    refused = run(project, "train", *words, cwd=tmp_path)
-    assert "training sample" not in one_error(refused, "model.py, forward: .*too many layers$")
-
-
 # ---- a run that waits for data -------------------------------------------------------------------
 
 
@@ -97,14 +90,10 @@ def waiting(milliseconds: float) -> Callable[[], None]:
         ("memmap", "raise data.batch_size (32), or move work from dataset.py to `prepare`"),
     ],
 )
-@pytest.mark.parametrize("accumulation", [1, 2])
-@pytest.mark.cover(1)
-def test_a_wait_for_data_names_the_settings_to_raise(loader, advice, accumulation, tmp_path):
-    words = f"--training.gradient_accumulation_steps {accumulation}"
+def test_a_wait_for_data_names_the_settings_to_raise(loader, advice, tmp_path):
+    words = "--training.max_steps 1500 --training.gradient_accumulation_steps 2"
     if loader == "dataloader":
         words += " --data.num_workers 0"
-    num_steps = 3_000 // accumulation
-    words += f" --training.max_steps {num_steps} --evaluation.every_steps {num_steps}"
     project = render(workload="tabular", loader=loader)
     words = ("train", *split(words), "--model.width", "8", "--data.batch_size", "32")
     done = check_run(project, *words, cwd=tmp_path, before=waiting(4))
@@ -112,27 +101,25 @@ def test_a_wait_for_data_names_the_settings_to_raise(loader, advice, accumulatio
     assert f"100% of the time: {advice}" in alert
 
 
-# ---- commands that measure -----------------------------------------------------------------------
+# ---- flags of commands that measure --------------------------------------------------------------
 
-ALL = render(
-    workload="tabular", extras=["benchmark", "profile", "tune", "estimate", "compare", "diagnose"]
-)
+MEASURING = render(workload="tabular", extras=["profile", "tune"])
 
 
 @pytest.mark.parametrize(
-    ("words", "parts"),
+    ("words", "says"),
     [
-        ("tune --trials 3", ["--trials has no effect without --search", "remove it"]),
-        ("tune batch_size --learning-rate", ["knobs cannot be combined"]),
-        ("tune --learning-rate --search model.width=8,16", ["cannot be combined"]),
-        ("profile --steps 0", ["cannot time 0 steps: --steps: use at least 1"]),
-        ("estimate --gpu a100", ["no card 'a100'", "choose from a100_80gb, "]),
-        ("estimate --gpu h100x", ["did you mean h100"]),
+        ("tune --trials 3", "--trials has no effect without --search.*remove it"),
+        ("tune batch_size --learning-rate", "knobs cannot be combined"),
+        ("tune speed", "unknown knob 'speed'.*batch_size"),
+        ("profile --steps 0", "cannot time 0 steps: --steps: use at least 1"),
     ],
 )
-def test_flags_that_would_be_ignored_or_misread(words, parts, tmp_path):
-    one_error(run(ALL, *split(words), cwd=tmp_path), *parts)
-    assert {path.name for path in tmp_path.iterdir()} <= {"config.yaml", ".out", ".err", "data"}
+def test_flags_that_would_be_ignored_or_misread(words, says, tmp_path):
+    one_error(run(MEASURING, *split(words), cwd=tmp_path), says)
+
+
+# ---- the compiler --------------------------------------------------------------------------------
 
 
 def refuse_to_compile() -> None:
@@ -140,10 +127,9 @@ def refuse_to_compile() -> None:
     torch.compile = lambda *_, **__: pytest.fail("compiled, though compile.enabled is false")
 
 
-@pytest.mark.parametrize("backend", ["INDUCTOR", "nosuch"])
-def test_only_the_settings_decide_whether_accelerate_compiles(backend, tmp_path, monkeypatch):
+def test_only_the_settings_decide_whether_accelerate_compiles(tmp_path, monkeypatch):
     """`accelerate launch` sets this variable."""
-    monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", backend)
+    monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "INDUCTOR")
     project = render(workload="tabular", framework="accelerate")
     words = ("train", *SHORT, "--compile.enabled", "false")
     check_run(project, *words, cwd=tmp_path, before=refuse_to_compile)

@@ -66,6 +66,3 @@ def test_a_library_that_cannot_be_loaded_is_one_line(command, torch, line, tmp_p
     assert broken.returncode == 2
     assert said.startswith(f"error: {line}")
     assert (out, said.count("\n")) == ("", 1)
-    helps = start(tmp_path, command, "--help", path=str(tmp_path))
-    assert "usage" in helps.communicate()[0]
-    assert helps.returncode == 0

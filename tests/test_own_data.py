@@ -4,11 +4,11 @@ predicts."""
 import re
 import shutil
 
-import budget
 import numpy as np
 import pytest
 from rendering import REPOSITORY, render, replace
 from running import check_run, evaluation_of, newest_run, one_error, run
+from test_from_elsewhere import replaced
 
 PAGE = (REPOSITORY / "docs/own-data.md").read_text(encoding="utf-8")
 FILES = ("dataset.py", "model.py", "commands/prepare.py", "commands/predict.py")
@@ -28,25 +28,9 @@ def project(tmp_path_factory):
         (package / name).write_text(text, encoding="utf-8")
     shutil.rmtree(package / "prepare")
     (package / "examples.py").unlink()
-    settings = package / "settings.py"
-    new, count = re.subn(
-        r"class Model\(Section\):.*?\n\n\n", SECTION + "\n\n", settings.read_text(), flags=re.DOTALL
-    )
-    assert count == 1
-    settings.write_text(new, encoding="utf-8")
+    old = r"class Model\(Section\):.*?\n\n\n"
+    replaced(package / "settings.py", old, SECTION + "\n\n")
     return project
-
-
-def test_data_and_model_are_short():
-    assert sum(budget.measure_source(text).tokens for text in CODE[:2]) <= 1_300
-
-
-def test_a_setting_that_is_gone_is_one_line(project, tmp_path):
-    result = run(project, "train", cwd=tmp_path)
-    assert result.code == 2
-    lines = {line for line in result.errors() if "unknown setting 'model.dropout'" in line}
-    assert len(lines) == 1
-    assert all("remove it" in line or "did you mean" in line for line in result.errors())
 
 
 def test_the_example_keeps_to_its_contract_trains_and_predicts(project, tmp_path):
@@ -83,16 +67,6 @@ def test_the_example_keeps_to_its_contract_trains_and_predicts(project, tmp_path
     assert predicted["classes"].tolist() == ["hiss", "hum"]
 
 
-def test_a_check_names_what_the_example_would_do_wrong(project, tmp_path):
-    """The mean of a signal over what pads it too."""
-    broken = shutil.copytree(project, tmp_path / "project")
-    replace(broken / "src/my_training/model.py", " * inside\n", "\n")
-    (tmp_path / "config.yaml").write_text("{}", encoding="utf-8")
-    result = run(broken, "check", "--only", "padding", cwd=tmp_path)
-    assert result.code == 1
-    assert "must not count" in result.out
-
-
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
@@ -111,11 +85,9 @@ def test_what_is_missing_in_the_dataset_is_one_line(old, new, says, project, tmp
 def test_a_dataset_without_baselines_trains_and_is_evaluated(project, tmp_path):
     """Only `Samples` and the data are needed."""
     bare = shutil.copytree(project, tmp_path / "project")
-    path = bare / "src/my_training/dataset.py"
-    text = path.read_text(encoding="utf-8")
-    for name in ("finish", "baseline_loss", "baselines"):
-        text = text.replace(f"def {name}(", f"def own_{name}(")
-    path.write_text(text, encoding="utf-8")
+    dataset = bare / "src/my_training/dataset.py"
+    for name in ("finish", "baselines"):
+        replace(dataset, f"def {name}(", f"def own_{name}(")
     (tmp_path / "config.yaml").write_text("{}", encoding="utf-8")
     for words in (("train", "--training.max_steps", "2"), ("evaluate",)):
         check_run(bare, *words, cwd=tmp_path)

@@ -15,7 +15,7 @@ import pytest
 from forking import forked_trainings, forked_trials
 from importing import imported
 from rendering import REPOSITORY, render
-from running import PACKAGE, run
+from running import PACKAGE, check_run
 from variants import choices, extras
 
 NEW = ("troubleshooting", "glossary", "comparison", "optimizations", "extras")
@@ -89,7 +89,7 @@ def place(project, tmp_path_factory):
     """A folder with a run of few steps, for commands that need one."""
     folder = tmp_path_factory.mktemp("pages")
     words = ("train", "--training.max_steps", "4", "--max-steps", "2")
-    assert run(project, *words, cwd=folder).code == 0
+    check_run(project, *words, cwd=folder)
     return folder
 
 
@@ -107,10 +107,8 @@ def test_a_documented_command_works(line, project, place, tmp_path):
     }.get(words[0])
     if words[:2] == ["train", "--resume"] and words[2:]:
         place = tmp_path  # the command that began this run may be in another process
-        begun = run(project, *shortened(["train", "--name", words[2]]), cwd=place)
-        assert begun.code == 0, begun.err[-2000:]
-    result = run(project, *shortened(words), cwd=place, before=before)
-    assert result.code == 0, result.err[-2000:]
+        check_run(project, *shortened(["train", "--name", words[2]]), cwd=place)
+    check_run(project, *shortened(words), cwd=place, before=before)
 
 
 def test_every_command_is_of_a_known_kind():
@@ -119,28 +117,6 @@ def test_every_command_is_of_a_known_kind():
         for line in command_lines(name):
             known = (*NOT_HERE, "copier ", "git ", "cd ", "make setup", "make doctor", "make add ")
             assert project_words(line) or line.startswith(known), (name, line)
-
-
-EVERY_PAGE = sorted(path.stem for path in (REPOSITORY / "docs").glob("*.md"))
-
-
-@pytest.mark.parametrize("name", EVERY_PAGE)
-def test_no_command_is_shorter_than_its_reader_wants_it(name):
-    """What makes tests quick is added by the tests, unless the page speaks of it."""
-    text = page(name)
-    prose = re.sub(r"```.*?```|^    .*$", "", text, flags=re.DOTALL | re.MULTILINE)
-    for line in command_lines(name):
-        assert "--minutes 0" not in line
-        assert "--max-steps" not in line or "--max-steps" in prose, line
-
-
-@pytest.mark.parametrize("name", [*PAGES, "trackers", "frameworks"])
-def test_an_update_does_not_ask_all_questions_again(name):
-    """Each has `--defaults`; one that names extras has a list, and the page says what it removes."""
-    text = page(name)
-    assert re.findall(r"copier update (?=-)(?!--defaults\b)", text) == []
-    if "copier update" in text and "extras=[" in text:
-        assert re.search(r"removes\s+(an|every)(\s+other)?\s+extra|replaces\s+the", text)
 
 
 # ---- what the pages quote ----------------------------------------------------------------------
@@ -175,79 +151,40 @@ def pattern_of(node: Any) -> str:
 def quoted() -> list[str]:
     """The lines of errors, notes and alerts in all pages, without their kind."""
     lines = []
-    for name in EVERY_PAGE:
-        text = page(name)
+    for path in (REPOSITORY / "docs").glob("*.md"):
+        text = path.read_text(encoding="utf-8")
         lines += re.findall(r"^    (?:error|note|alert): (.+)$", text, flags=re.MULTILINE)
         lines += re.findall(r"`(?:error|note|alert): (.+?)`", text)
     return sorted({line for line in lines if not line.startswith("WHAT HAPPENED")})
 
 
-def is_printed(line: str) -> bool:
-    """Whether its first part, up to a colon, is a text of the code."""
-    matches = [pattern.match(line) for pattern in printed()]
-    ends = [match.end() for match in matches if match is not None]
-    return max(ends, default=0) >= len(line.partition(": ")[0])
-
-
 @pytest.mark.parametrize("line", quoted())
 def test_a_quoted_line_is_one_that_is_printed(line):
-    assert is_printed(line)
+    """Its first part, up to a colon, is a text of the code."""
+    matches = [pattern.match(line) for pattern in printed()]
+    ends = [match.end() for match in matches if match is not None]
+    assert max(ends, default=0) >= len(line.partition(": ")[0])
 
 
 # ---- what the pages list -----------------------------------------------------------------------
 
 
-def rows(name: str, heading: str) -> dict[str, str]:
-    """A table of a page by the first cell's name."""
-    section = page(name).partition(f"## {heading}\n")[2].partition("\n## ")[0]
-    return dict(re.findall(r"^\| `(\w+)` \| (.+?) \|", section, flags=re.MULTILINE))
-
-
-def test_the_page_of_extras_has_each_of_them_once():
-    listed: list[str] = []
-    for heading in ("Commands", "Hooks and optimizers", "Files around the project"):
-        listed += rows("extras", heading)
-    assert len(listed) == len(set(listed))
-    assert set(choices("extras")) | {"compare"} == set(listed)
-
-
 @pytest.mark.parametrize("extra", choices("extras"))
 def test_the_files_of_an_extra_are_those_of_the_page(extra):
-    without = files(render())
-    added = files(render(extras=[extra])) - without
-    inside = f"src/{PACKAGE}/"
-    added = {name.removeprefix(inside) for name in added if not name.endswith("__init__.py")}
-    text = rows("extras", "The files of each extra")[extra]
+    added = files(render(extras=[extra])) - files(render())
+    section = page("extras").partition("## The files of each extra\n")[2].partition("\n## ")[0]
+    (text,) = re.findall(rf"^\| `{extra}` \| (.+?) \|", section, flags=re.MULTILINE)
     assert added == set(re.findall(r"`([^`]+)`", text))
 
 
 def files(folder: Path) -> set[str]:
-    paths = (path for path in folder.rglob("*") if path.is_file())
-    return {
-        path.relative_to(folder).as_posix() for path in paths if "__pycache__" not in path.parts
-    }
-
-
-def test_the_settings_of_each_loader_are_in_its_row():
-    table = rows("optimizations", "By loader")
-    for loader in choices("loader"):
-        folder = REPOSITORY / "template/parts/loader/_settings"
-        names = re.findall(
-            r"^    (\w+): .* = ", (folder / f"{loader}.py").read_text(), re.MULTILINE
-        )
-        assert {f"data.{name}" for name in names} == set(re.findall(r"`([\w.]+)`", table[loader]))
-
-
-def test_every_workload_has_its_row_of_optimizations():
-    assert set(choices("workload")) == set(rows("optimizations", "By workload"))
+    """By their names, those of the package by their names in it."""
+    paths = [path for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc"]
+    names = {str(path.relative_to(folder)) for path in paths if path.name != "__init__.py"}
+    return {name.removeprefix(f"src/{PACKAGE}/") for name in names}
 
 
 def test_the_settings_that_a_resume_keeps_are_those_of_the_page():
-    train = imported(render(), "commands.train")
     section = page("troubleshooting").partition("## A resume is rejected\n")[2]
-    listed = section.partition("cannot change at a resume")[2].partition("\nTo resume")[0]
-    assert set(train.FIXED) <= set(re.findall(r"`([\w.]+)`", listed))
-    free = {"path", "batch_size", "num_workers", "pin_memory", "prefetch_factor", "resident"}
-    free |= {"persistent_workers", "chunk_size_gb"}  # in words: how data are loaded
-    assert free | {"dropout", "chunked_loss"} == train.FREE
-    assert "except `model.dropout` and `model.chunked_loss`" in listed
+    fixed = imported(render(), "commands.train").FIXED
+    assert set(fixed) <= set(re.findall(r"`([\w.]+)`", section.partition("\nTo resume")[0]))

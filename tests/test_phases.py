@@ -3,7 +3,6 @@
 import importlib
 import json
 import os
-import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -70,17 +69,6 @@ def results(place: Path) -> list[tuple[object, ...]]:
     return found
 
 
-def test_phases_run_in_turn_with_their_settings(reference):
-    steps = []
-    peaks = []
-    for folder in phases_of(reference):
-        rates = [row["learning_rate"] for row in records(folder) if "split" not in row]
-        steps.append(len(rates))
-        peaks.append(max(rates))
-    assert steps == [12, 15, 5]
-    assert peaks == pytest.approx([1e-3, 1e-4, 1e-3])
-
-
 def test_a_phase_starts_from_the_last_weights_of_the_one_before(reference, tmp_path):
     """It is the run that `finetune.init_from` makes of them."""
     first, second, _ = phases_of(reference)
@@ -139,60 +127,33 @@ def test_one_phase_at_a_time(place, reference):
         train(place, *words, "--phase", str(number))
         assert len(phases_of(place)) == number
         words = ()
-    again = run(render(workload="tabular", extras=["finetune"]), "train", "--phase", "2", cwd=place)
-    assert "\nfinished at step " in again.out
+    train(place, "--phase", "2")
     assert results(place) == results(reference), "a finished phase stays as it is"
 
 
 def test_a_phase_waits_for_the_one_before(place):
-    def refused(phase, *parts):
-        done = run(
-            render(workload="tabular", extras=["finetune"]),
-            "train",
-            "--phase",
-            str(phase),
-            cwd=place,
-        )
-        one_error(done, *parts)
-
-    refused(2, "no run yet")
+    project = render(workload="tabular", extras=["finetune"])
+    one_error(run(project, "train", "--phase", "2", cwd=place), "no run yet")
     train(place, *OPTIONS, "--phase", "1", "--max-steps", "7")
-    refused(4, "no phase 4")
-    refused(2, "phase 1 is not finished", "step 7")
-
-
-def test_an_error_at_the_start_leaves_no_run(place):
-    words = ("train", *OPTIONS, "--finetune.init_from", "nowhere")
-    one_error(
-        run(render(workload="tabular", extras=["finetune"]), *words, cwd=place),
-        "there are no weights",
-    )
-    assert not any((place / "runs").iterdir())
+    one_error(run(project, "train", "--phase", "4", cwd=place), "no phase 4")
+    early = run(project, "train", "--phase", "2", cwd=place)
+    one_error(early, "phase 1 is not finished", "step 7")
 
 
 def test_a_phase_trains_and_evaluates_on_data_of_its_own(tmp_path):
-    """Two prepared tables, one after the other; resumed in each to the bit, and evaluated."""
+    """Two prepared tables, one after the other."""
     project = render(workload="tabular", extras=["finetune"])
-    random = np.random.default_rng(0)
-    a = random.normal(2, 1, 300)
-    noise = random.normal(0, 0.1, 300)
+    a = np.random.default_rng(0).normal(2, 1, 300)
     phases = []
     for name, slope, steps in (("one", 1.0, 9), ("two", -3.0, 11)):
-        table = np.column_stack([a, noise, slope * a + noise])
-        np.savetxt(tmp_path / f"{name}.csv", table, delimiter=",", header="a,b,target", comments="")
+        table = np.column_stack([a, slope * a])
+        np.savetxt(tmp_path / f"{name}.csv", table, delimiter=",", header="a,target", comments="")
         words = f"--input {name}.csv --target target --task regression --data.path data/{name}"
         check_run(project, "prepare", *words.split(), cwd=tmp_path)
         phases.append({"training.max_steps": steps, "data.path": f"data/{name}"})
     configure(tmp_path, phases)
-
-    options = (*OPTIONS, "--data.batch_size", "64")
-    train(tmp_path, *options)
-    whole = results(tmp_path)
-    shutil.rmtree(tmp_path / "runs")
-    for stop in (5, 9, 20):
-        train(tmp_path, *options, "--max-steps", str(stop))
-        options = ("--resume",)
-    assert results(tmp_path) == whole
+    train(tmp_path, *OPTIONS, "--data.batch_size", "64", "--max-steps", "10")
+    train(tmp_path, "--resume")
     # The second table's targets go down where the first one's go up.
     first, second = phases_of(tmp_path)
     assert records(second)[0]["loss"] > 2 * records(first)[-1]["loss"]

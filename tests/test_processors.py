@@ -41,46 +41,26 @@ def curve(cwd: Path) -> list[float]:
 # ---- processors ----
 
 
-LSTMS = ("timeseries fp32", "timeseries bf16", "windows bf16", "script bf16")
-
-
-@pytest.fixture(scope="module")
-def lstm_runs(place, tmp_path_factory):
-    """The folders of workloads with an LSTM, and of the script, that trained without AVX-512."""
-    commands = {}
-    for name in LSTMS:
-        workload, precision = name.split()
-        if workload == "script":
-            folder = tmp_path_factory.mktemp("script")
-            CASES["timeseries"].write(folder / "data.file")
-            words = tuple(words_of("timeseries", STEPS, 1, precision))
-            project = render(workload="timeseries", layout="script")
-            commands[name] = Command(project, "train", words, folder)
-        else:
-            words = ("train", *short(workload, precision))
-            commands[name] = command(render(workload=workload), *words, cwd=place(workload))
-    words = ("evaluate", "--split", "validation")
-    folder = commands["timeseries bf16"].cwd
-    commands["evaluate"] = command(render(workload="timeseries"), *words, cwd=folder)
-    for result in run_in(WITHOUT_AVX512, list(commands.values())):
-        assert result.code == 0, result.err
-    return {name: commands[name].cwd for name in LSTMS}
-
-
-@pytest.mark.parametrize("name", LSTMS)
-def test_an_lstm_trains_in_half_precision_without_avx512(name, lstm_runs, place):
+def test_an_lstm_trains_in_half_precision_without_avx512(place, tmp_path):
     """oneDNN has no LSTM in bf16 or fp16 for such a processor."""
-    workload, precision = name.split()
-    without_avx512 = curve(lstm_runs[name])
-    assert len(without_avx512) == STEPS
-    if precision == "fp32":
-        here = place(workload)
-        check_run(render(workload=workload), "train", *short(workload), cwd=here)
-        assert without_avx512 == pytest.approx(curve(here), rel=TOLERANCE)
-    elif workload == "timeseries":
-        in_float32 = curve(lstm_runs["timeseries fp32"])
-        assert without_avx512 == pytest.approx(in_float32, rel=HALF_TOLERANCE)
-        assert without_avx512 != in_float32
+    project = render(workload="timeseries")
+    folders = {name: place("timeseries") for name in ("fp32", "bf16")}
+    commands = []
+    for precision, folder in folders.items():
+        words = ("train", *short("timeseries", precision))
+        commands.append(command(project, *words, cwd=folder))
+    words = ("evaluate", "--split", "validation")
+    commands.append(command(project, *words, cwd=folders["bf16"]))
+    CASES["timeseries"].write(tmp_path / "data.file")
+    script = render(workload="timeseries", layout="script")
+    words = words_of("timeseries", STEPS, 1, "bf16")
+    commands.append(Command(script, "train", words, tmp_path))
+    for result in run_in(WITHOUT_AVX512, commands):
+        assert result.code == 0, result.err
+    in_float32 = curve(folders["fp32"])
+    in_half = curve(folders["bf16"])
+    assert in_half == pytest.approx(in_float32, rel=HALF_TOLERANCE)
+    assert in_half != in_float32
 
 
 @pytest.mark.parametrize(
@@ -120,28 +100,14 @@ BARE = {
 }
 
 
-@pytest.fixture(scope="module")
-def bare_runs(tmp_path_factory):
-    """What the commands of a project leave on such an account, in one folder."""
-    folder = tmp_path_factory.mktemp("bare") / "Größe"
+def test_an_account_without_utf8_home_git_and_compiler_works(tmp_path):
+    """Torch's compiler cannot use the locale: that is one line."""
     project = render(workload="tabular", extras=["diagnose"])
-    all_words = {
-        "train": ("train", *short("tabular"), "--name", "a"),
-        "evaluate": ("evaluate", "--run", "a"),
-        "report": ("report", "a"),
-        "doctor": ("doctor",),
-        "compile": ("train", *short("tabular"), "--compile.enabled", "true"),
-    }
-    commands = [command(project, *words, cwd=folder) for words in all_words.values()]
-    return dict(zip(all_words, run_in(BARE, commands), strict=True))
-
-
-def test_an_account_without_utf8_home_git_and_compiler_works(bare_runs):
-    for name in ("train", "evaluate", "report", "doctor"):
-        result = bare_runs[name]
+    train = ("train", *short("tabular"))
+    every = [train, ["evaluate"], ["report"], ["doctor"], [*train, "--compile.enabled", "true"]]
+    commands = [command(project, *words, cwd=tmp_path / "Größe") for words in every]
+    *others, compiled = run_in(BARE, commands)
+    for result in others:
         assert result.code == 0, result.err
         assert "Traceback" not in result.err
-
-
-def test_a_locale_that_torchs_compiler_cannot_use_is_one_line(bare_runs):
-    one_error(bare_runs["compile"], "could not be compiled .UnicodeDecodeError")
+    one_error(compiled, "could not be compiled .UnicodeDecodeError")

@@ -1,7 +1,6 @@
 """`profile`: what belongs to which layer, what bounds a step, in every framework."""
 
 import gzip
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -48,57 +47,17 @@ def table(page: str, title: str) -> list[list[str]]:
 def test_every_workload_has_its_layers(answers, tmp_path):
     page = profiled(tmp_path, **answers)
     assert re.match(r"# Profile: (input|Python|memory|compute)-bound\n", page)
-    assert "--" not in page.partition("## Layers")[0], "no setting is advised without measuring it"
     shares = re.findall(r"(?:data|compute|Python) (\d+)%", page.splitlines()[6])
-    assert len(shares) == 3
     assert 98 <= sum(map(int, shares)) <= 102
     layers = table(page, "Layers")
     assert "(optimizer)" in {row[0].partition(" ")[0] for row in layers}
     assert any(float(row[1]) > 0 and float(row[2]) > 0 for row in layers if row[0][0] != "(")
     calls = sum(int(row[3].replace(",", "")) for row in table(page, "Operations"))
     assert sum(int(row[5].replace(",", "")) for row in layers) > 0.75 * calls
-    trace = json.loads(gzip.decompress((tmp_path / "trace/trace.json.gz").read_bytes()))
-    names = {str(event.get("name")) for event in trace["traceEvents"]}
-    assert len([label for label in names if label.startswith("layer: ")]) > 2
+    assert b'"layer: ' in gzip.decompress((tmp_path / "trace/trace.json.gz").read_bytes())
 
 
 # ---- layers --------------------------------------------------------------------------------------
-
-
-class Two(nn.Module):
-    """A large and a small layer, and arithmetic of its own between them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList([nn.Linear(512, 512), nn.Linear(512, 512)])
-        self.small = Small()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            x = layer(x).relu()
-        return self.small(x).sum()
-
-
-class Small(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(512, 2)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.inner(x).tanh()
-
-
-def attributed(model: nn.Module) -> dict[str, Any]:
-    profiling = module()
-    x = torch.ones(256, 512)
-    model(x).backward()
-    with profiling.layers(model), torch.profiler.profile(profile_memory=True) as trace:
-        model(x).backward()
-    events = list(trace.events())
-    events.sort(key=lambda event: (event.time_range.start, -event.time_range.end))
-    rows = profiling.attribute(events, cuda=False)
-    assert sum(row.share for row in rows) == pytest.approx(1)
-    return {row.name: row for row in rows}
 
 
 def test_backward_belongs_to_the_operation_of_its_number():
@@ -141,38 +100,46 @@ def test_backward_belongs_to_the_operation_of_its_number():
     assert rows["(optimizer)"].share == 256 / 511
 
 
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(512, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x).tanh()
+
+
 def test_a_compiled_block_is_one_layer():
-    model = Two()
-    model.small.compile(backend="eager", fullgraph=True)
-    rows = attributed(model)
-    assert rows["small"].forward_ms > 0
-    assert "small.inner" not in rows
-    assert model.small(torch.ones(1, 512)).shape == (1, 2)
+    profiling = module()
+    x = torch.ones(256, 512)
+    model = nn.Sequential(nn.Linear(512, 512), Block())
+    model[1].compile(backend="eager", fullgraph=True)
+    model(x).sum().backward()
+    with profiling.layers(model), torch.profiler.profile(profile_memory=True) as trace:
+        model(x).sum().backward()
+    events = list(trace.events())
+    events.sort(key=lambda event: (event.time_range.start, -event.time_range.end))
+    rows = {row.name: row for row in profiling.attribute(events, cuda=False)}
+    assert rows["1"].forward_ms > 0
+    assert "1.inner" not in rows
     torch._dynamo.reset()
 
 
 # ---- the verdict ---------------------------------------------------------------------------------
 
-GPU_IS_IDLE = "For 70% of a step, the GPU is idle"
-IN_PYTHON = "For 70% of a step, only Python runs, between operations"
-MOVES = "80% of the compute time moves data, and 20% is arithmetic"
-
 
 @pytest.mark.parametrize(
-    ("split", "products", "cuda", "kind", "why"),
+    ("split", "products", "kind"),
     [
-        ((0.5, 0.4, 0.1), 0.9, True, "input", "50% of a step waits for data"),
-        ((0.0, 0.3, 0.7), 0.9, True, "launch", GPU_IS_IDLE),
-        ((0.0, 0.3, 0.7), 0.9, False, "launch", IN_PYTHON),
-        ((0.0, 0.9, 0.1), 0.2, True, "memory", MOVES),
-        ((0.05, 0.9, 0.05), 0.8, True, "compute", "80% of the compute time is arithmetic"),
+        ((0.5, 0.4, 0.1), 0.9, "input"),
+        ((0.0, 0.3, 0.7), 0.9, "launch"),
+        ((0.0, 0.9, 0.1), 0.2, "memory"),
+        ((0.05, 0.9, 0.05), 0.8, "compute"),
     ],
 )
-def test_verdicts(split, products, cuda, kind, why):
+def test_verdicts(split, products, kind):
     shares = dict(zip(("data", "compute", "idle"), split, strict=True))
-    verdict = module().verdict(shares, products, cuda)
-    assert verdict[0] == kind
-    assert verdict[1].startswith(why)
+    assert module().verdict(shares, products, cuda=True)[0] == kind
 
 
 def test_shares_of_a_step():
@@ -183,13 +150,3 @@ def test_shares_of_a_step():
     assert cpu == pytest.approx({"data": 0.2, "compute": 0.4, "idle": 0.4})
     streams = shares(seconds=0.1, waited=0.02, busy=0.2, traced=0.4, cuda=True)  # two at once
     assert streams == pytest.approx({"data": 0.2, "compute": 0.8, "idle": 0.0})
-
-
-def test_a_cpu_has_no_idle_time_and_its_page_says_what_is_there_instead():
-    split = {"data": 0.1, "compute": 0.3, "idle": 0.6}
-    profile = module().Profile(torch.device("cpu"), 0.01, split, 0.9, [], [])
-    page = module().page(profile, 5)
-    assert page.startswith("# Profile: Python-bound\n")
-    assert "data 10%, compute 30%, Python 60%." in page
-    assert "Python is the time between operations" in page
-    assert "idle" not in page

@@ -20,20 +20,15 @@ TABULAR = render(workload="tabular", extras=["diagnose"])
 memory = imported(TABULAR, "measure.memory_estimate")
 host_memory = imported(TABULAR, "measure.host_memory")
 nonfinite = imported(TABULAR, "measure.nonfinite")
-explanations = imported(TABULAR, "engine.run.explanations")
-train = imported(TABULAR, "commands.train")
 config = imported(TABULAR, "config")
 errors = imported(TABULAR, "engine.errors")
 
 
 def test_the_cost_of_half_precision_is_measured_without_a_trace():
     module = imported(render(extras=["diagnose"]), "hooks.diagnose")
-    torch.manual_seed(3)
     random = torch.get_rng_state()
-    pattern = r"{} on this CPU: a matrix product takes [\d.]+× as long as in fp32 \(measured\)"
-    assert re.fullmatch(pattern.format("bf16"), module.cost_on_cpu("bf16"))
-    expected = pattern.format("fp16") + "; the LSTM computes in float32"
-    assert re.fullmatch(expected, module.cost_on_cpu("fp16", "the LSTM"))
+    pattern = r"bf16 on this CPU: a matrix product takes [\d.]+× as long as in fp32 \(measured\)"
+    assert re.fullmatch(pattern, module.cost_on_cpu("bf16"))
     assert torch.get_rng_state().equal(random)
     assert not torch.is_autocast_enabled("cpu")
 
@@ -70,14 +65,9 @@ def little_memory(size: int) -> Callable[[], None]:
     return place
 
 
-@pytest.mark.parametrize(
-    "free",
-    [
-        500_000,  # less than its rows
-        5_000_000,  # less than what forward keeps
-    ],
-)
-def test_a_batch_that_does_not_fit_is_an_error_before_the_first_step(free, tmp_path):
+def test_a_batch_that_does_not_fit_is_an_error_before_the_first_step(tmp_path):
+    """Its rows fit, but not what forward keeps."""
+    free = 5_000_000
     flags = ("--data.batch_size", "14000", "--model.width", "64")
     refused = run(TABULAR, "train", *flags, cwd=tmp_path, before=little_memory(free))
     line = one_error(
@@ -89,11 +79,9 @@ def test_a_batch_that_does_not_fit_is_an_error_before_the_first_step(free, tmp_p
     groups = int(re.search(r"gradient_accumulation_steps (\d+)", line)[1])
     assert suggested * groups >= 14_000 > suggested * (groups - 1)
     assert list((tmp_path / "runs").iterdir()) == []
-
-    if free > 1_000_000:  # the rows alone do not say what a step needs
-        words = f"--data.batch_size {suggested} --model.width 64 --training.max_steps 1"
-        words = split(f"{words} --evaluation.batch_size 64")
-        check_run(TABULAR, "train", *words, cwd=tmp_path, before=little_memory(free))
+    words = f"--data.batch_size {suggested} --model.width 64 --training.max_steps 1"
+    words = split(f"{words} --evaluation.batch_size 64")
+    check_run(TABULAR, "train", *words, cwd=tmp_path, before=little_memory(free))
 
 
 def test_a_batch_of_the_validation_that_does_not_fit_names_its_setting(tmp_path):
@@ -118,8 +106,6 @@ def test_free_memory_is_what_a_container_leaves_and_shared_by_processes(tmp_path
     assert memory.free_memory(cpu) == 500_000
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     assert memory.free_memory(cpu) == 250_000
-    (tmp_path / "memory.max").write_text("max\n")
-    assert memory.free_memory(cpu) > 1 << 19, "no limit"
 
 
 # ---- a loss that is not finite -------------------------------------------------------------------
@@ -147,47 +133,30 @@ def failed(settings):
     )
 
 
-def spoil(
-    monkeypatch: pytest.MonkeyPatch, number: int, change: Callable[[dict, Any], None]
-) -> None:
-    """Changes one sample of every batch that has it."""
+@pytest.mark.parametrize("weights", ["fine", "broken"])
+@pytest.mark.parametrize(
+    ("name", "column", "value", "says"),
+    [
+        ("target", slice(None), math.nan, "'target' has nan: epoch 2"),
+        ("features", 2, math.inf, r"'features' has inf in column 2 \(wind\): epoch 2"),
+        ("target", slice(None), 1e30, "its values are finite, but its loss is not: epoch 2"),
+    ],
+)
+def test_a_bad_sample_is_named_whatever_the_weights_have_become(
+    name, column, value, says, weights, failed, monkeypatch
+):
+    """The synthetic table has empty cells, which are nan in a batch and no fault."""
+    number = int(failed.loader.order.indices(1, 8, 9)[0, 5])
     loader = imported(TABULAR, "engine.data.loader")
     real = loader.deliver
 
     def deliver(*arguments: Any) -> dict[str, Any]:
         batch = real(*arguments)
-        change(batch, batch["index"] == number)
+        values = batch[name].view(len(batch["index"]), -1)
+        values[batch["index"] == number, column] = value
         return batch
 
     monkeypatch.setattr(loader, "deliver", deliver)
-
-
-def sample_in(failed: Any, epoch: int, batch: int) -> int:
-    return int(failed.loader.order.indices(epoch, batch, batch + 1)[0, 5])
-
-
-def change(name: str, column: int | None, value: float) -> Callable[[dict, Any], None]:
-    def put(batch: dict, place: Any) -> None:
-        batch[name][place if column is None else (place, column)] = value
-
-    return put
-
-
-@pytest.mark.parametrize("weights", ["fine", "broken"])
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        (change("target", None, math.nan), "'target' has nan: epoch 2"),
-        (change("features", 2, math.inf), r"'features' has inf in column 2 \(wind\): epoch 2"),
-        (change("target", None, 1e30), "its values are finite, but its loss is not: epoch 2"),
-    ],
-)
-def test_a_bad_sample_is_named_whatever_the_weights_have_become(
-    change, says, weights, failed, monkeypatch
-):
-    """The synthetic table has empty cells, which are nan in a batch and no fault."""
-    number = sample_in(failed, 1, 8)
-    spoil(monkeypatch, number, change)
     if weights == "broken":
         with torch.no_grad():
             for weight in failed.project.model.parameters():
@@ -206,19 +175,3 @@ def test_weights_that_broke_are_named_with_few_samples_and_advice(failed):
     assert "the loss of step 9 is not finite: the samples are fine, 1 of " in line
     assert "such as head.weight: epoch 1, training samples " in line
     assert line.endswith("lower optimizer.learning_rate (0.001)"), line
-    assert re.search(r"training samples \d+, \d+, \d+, \d+, …", line)
-
-
-@pytest.mark.parametrize(
-    ("given", "precision", "expected"),
-    [
-        ("", "fp32", []),
-        ("training.gradient_clip=0", "fp32", ["set training.gradient_clip 1"]),
-        ("schedule.warmup_steps=0", "fp32", ["raise schedule.warmup_steps (0)"]),
-        ("", "bf16", ["set training.precision fp32 (bf16)"]),
-    ],
-)
-def test_advice_fits_the_run(given, precision, expected):
-    overrides = [tuple(given.split("="))] if given else []
-    advice = explanations.advice(config.load(overrides=overrides), precision).split("; or ")
-    assert sorted(advice) == sorted(["lower optimizer.learning_rate (0.001)", *expected])

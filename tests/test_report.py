@@ -5,8 +5,6 @@ import json
 import math
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,13 +12,12 @@ from typing import Any
 import pytest
 from importing import imported
 from rendering import render
-from running import Result, check_run, one_error, run
+from running import Result, check_run, one_error, painted, run
 
 report = imported(render(), "engine.log.report")
 runs = imported(render(), "engine.runs")
 errors = imported(render(), "engine.errors")
 COMPARE = {"extras": ["compare"]}
-compare = imported(render(**COMPARE), "commands.compare")
 details = imported(render(**COMPARE), "engine.log.report")
 
 STARTED = 1_790_000_000.0
@@ -43,13 +40,13 @@ RESULT = {
 }
 
 
-def steps(count: int, every: int = 10, **columns: float) -> list[dict[str, Any]]:
+def steps(count: int) -> list[dict[str, Any]]:
     rows = []
-    for step in range(every, count + 1, every):
+    for step in range(10, count + 1, 10):
         row = {"step": step, "epoch": 1, "loss": 2 * math.exp(-step / 300) + 0.1}
         row |= {"learning_rate": 1e-3, "gradient_norm": 1.5, "step_ms": 6.4}
-        row["samples_per_second"] = 5000.0 if step > every else 10.0
-        rows.append(row | {"time": STARTED + step} | columns)
+        row["samples_per_second"] = 5000.0 if step > 10 else 10.0
+        rows.append(row | {"time": STARTED + step})
     return rows
 
 
@@ -109,11 +106,7 @@ def test_a_whole_run(whole):
         "| training.epochs | 3 | 10 | a flag |",
     ):
         assert expected in page, expected
-    from matplotlib.image import imread
-
-    image = imread(whole / "curves.png")
-    assert image.shape[1] >= 1000
-    assert (image[..., :3] < 0.9).any(axis=-1).mean() > 0.01, "something is drawn"
+    assert (whole / "curves.png").stat().st_size > 10_000, "something is drawn"
 
 
 @pytest.mark.parametrize(
@@ -148,25 +141,17 @@ def test_the_extra_compare_adds_what_the_page_leaves_out(whole):
     page = (whole / "report.md").read_text(encoding="utf-8")
     for expected in (
         "(details.png)",
-        "| training, last | 300 | 0.83576 |  |",
         "| validation, best | 200 | 0.4 | 0.2 |",
-        "| validation, last | 300 | 0.5 | 0.25 |",
         "| baseline, without a model |  | 1.25 |  |",
-        "## Evaluation on test at step 200",
         "| model | 0.42 |",
-        "| mean | 1.5 |",
         "| samples/s, median | 5,000 |",  # the first one, with compilation in it, does not count
         "| compile | off | a \\| b |",
-        "| device | NVIDIA L4, sm 8.9, 22.0 GB |",
-        "| command | train --training.epochs 3 |",
         "| resumed from steps | 120 |",
         "| duration | 0:05:00 ",
     ):
         assert expected in page, expected
     assert (whole / "details.png").stat().st_size > 10_000, "something is drawn"
-    table = (whole / "metrics.csv").read_text().splitlines()
-    assert table[0].startswith("step,epoch,loss,")
-    assert len(table) == 1 + 30 + 3
+    assert len((whole / "metrics.csv").read_text().splitlines()) == 1 + 30 + 3
 
 
 # ---- names of runs ----
@@ -176,8 +161,6 @@ def test_the_newest_run_is_the_one_that_started_last(tmp_path, monkeypatch):
     monkeypatch.setattr(runs, "RUNS", tmp_path)
     for number, name in enumerate(["zebra", "apple", "mango"]):
         make_run(tmp_path / name, env={"started": number})
-    (tmp_path / "no run").mkdir()
-    (tmp_path / "file").touch()
     make_run(tmp_path / "apple" / "inner")  # touches the folder of an older run
     assert runs.find_run().name == "mango"
     assert [run.name for run in runs.all_runs()] == ["zebra", "apple", "mango"]
@@ -189,9 +172,6 @@ def test_new_runs_never_share_a_folder(tmp_path, monkeypatch):
     runs.new_run("mine")
     with pytest.raises(errors.UserError, match="--resume mine"):
         runs.new_run("mine")
-
-
-# ---- the command ----
 
 
 def first_words(done: Result) -> list[str]:
@@ -212,14 +192,6 @@ def test_the_command_takes_the_newest_run_a_name_or_a_path(tmp_path):
     assert one_error(refused) == "error: no run 'nope': runs/: the newest runs are a"
 
 
-def test_the_command_needs_no_torch(tmp_path):
-    make_run(tmp_path / "runs" / "a", steps(20))
-    (tmp_path / "torch.py").write_text("raise ImportError")
-    path = {"PYTHONPATH": f"{tmp_path}:{render() / 'src'}"}
-    command = [sys.executable, "-m", "my_training", "report"]
-    subprocess.run(command, cwd=tmp_path, env=os.environ | path, check=True, capture_output=True)
-
-
 # ---- several runs ----
 
 
@@ -233,50 +205,22 @@ def trained(folder: Path, *losses: float, state: str = "finished", data: str = "
     return run
 
 
-def compared(*folders: Path, target: Path) -> dict[str, list[str]]:
-    """The cells of each run in compare.md."""
-    page = Path(compare.write_comparison(folders, target)[-1])
-    lines = [line for line in page.read_text(encoding="utf-8").splitlines() if "|" in line]
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
-    return {Path(name).name: cells for name, *cells in rows[2:]}
-
-
-def test_runs_are_compared_the_lowest_validation_loss_first(tmp_path):
-    good = trained(tmp_path / "good", 0.9, 0.4, 0.5)
-    poor = trained(tmp_path / "poor", 0.9, 0.8, state="running")
-    unmeasured = make_run(tmp_path / "unmeasured", steps(50), env=ENVIRONMENT)
-    rows = compared(unmeasured, poor, good, poor, target=tmp_path)
-    assert list(rows) == ["good", "poor", "unmeasured"]
-    assert rows["good"][:5] == ["finished", "0.4", "200", "300", "0:05:00"]
-    assert rows["poor"][0] == "running or killed"
-    assert rows["poor"][-1] == "optimizer.learning_rate 0.8"
-    assert "(compare.png)" in (tmp_path / "compare.md").read_text()
-    assert (tmp_path / "compare.png").stat().st_size > 10_000, "something is drawn"
-    assert set(filter(runs.is_run, tmp_path.iterdir())) == {good, poor, unmeasured}, (
-        "a comparison is no run"
-    )
-
-
-def test_settings_and_data_that_differ_are_named(tmp_path):
-    folders = [trained(tmp_path / "a", 0.5), trained(tmp_path / "b", 0.5, data="2")]
-    rows = compared(*folders, target=tmp_path)
-    assert [cells[-1] for cells in rows.values()] == ["data 1", "data 2"]
-
-
 def test_the_command_compares_all_runs_or_those_that_are_named(tmp_path):
     project = render(**COMPARE)
     one_error(run(project, "compare", cwd=tmp_path), "no run yet")
-    trained(tmp_path / "runs" / "größe", 0.5)
-    trained(tmp_path / "runs" / "b", 0.6)
+    folder = tmp_path / "runs"
+    make_run(folder / "unmeasured", steps(50), env=ENVIRONMENT)
+    trained(folder / "poor", 0.9, 0.8, state="running", data="2")
+    trained(folder / "größe", 0.9, 0.4, 0.5)
+    done = check_run(project, "compare", cwd=tmp_path, before=painted)
+    lowest_first = ["runs/größe", "runs/poor", "runs/unmeasured"]
+    assert first_words(done) == ["run", *lowest_first, "runs/compare.md"]
+    assert (folder / "compare.png").stat().st_size > 10_000, "something is drawn"
+    page = (folder / "compare.md").read_text(encoding="utf-8")
+    assert "| runs/größe | finished | 0.4 | 200 | 300 | 0:05:00 |" in page
+    (poor,) = [line for line in page.splitlines() if "poor" in line]
+    for expected in ("running or killed", "optimizer.learning_rate 0.8", "data 2"):
+        assert expected in poor
     trained(tmp_path / "c", 0.4)
-
-    def ascii_only():
-        sys.stdout.reconfigure(encoding="ascii")
-
-    # A terminal without the characters of a name gets question marks, the page gets the name.
-    done = run(project, "compare", cwd=tmp_path, before=ascii_only)
-    assert done.code == 0, done.err
-    assert first_words(done) == ["run", "runs/gr??e", "runs/b", "runs/compare.md"]
-    assert "| runs/größe |" in (tmp_path / "runs/compare.md").read_text(encoding="utf-8")
-    done = run(project, "compare", "b", "./c", cwd=tmp_path)
-    assert first_words(done) == ["run", "c", "runs/b", "runs/compare.md"]
+    done = check_run(project, "compare", "poor", "./c", cwd=tmp_path)
+    assert first_words(done) == ["run", "c", "runs/poor", "runs/compare.md"]

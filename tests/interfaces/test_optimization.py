@@ -32,19 +32,14 @@ def test_own_blocks_compile_others_are_left_alone(monkeypatch):
 
     monkeypatch.setattr(nn.Module, "compile", trace)
     blocks = [Own(), Own(nn.LSTM(4, 4, batch_first=True)), nn.Linear(4, 4)]
-    names = [list(block.state_dict()) for block in blocks]
     x = torch.randn(3, 5, 4)
     eager = [block(x) for block in blocks]
     chosen = settings(compile__enabled="true")
-    row = engine("compute.optimization").compile_blocks(blocks, chosen, None)
-    _, _, compiled, why = row
-    assert compiled == "1 blocks, mode default, dynamic auto, fullgraph true"
-    assert why.endswith("RNNs and modules of torch.nn are not compiled")
+    engine("compute.optimization").compile_blocks(blocks, chosen, None)
     torch._dynamo.utils.counters.clear()
     for block, wanted in zip(blocks, eager, strict=True):
         torch.testing.assert_close(block(x), wanted)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
-    assert [list(block.state_dict()) for block in blocks] == names
     torch._dynamo.reset()
 
 
@@ -78,7 +73,8 @@ def test_each_weight_is_optimized_once_and_only_matrices_decay(fused):
     assert sorted(map(id, weights)) == sorted(map(id, trained))
     for group in optimizer.param_groups:
         assert {p.dim() >= 2 for p in group["params"]} == {group["weight_decay"] > 0}
-    assert {group["lr"] for group in optimizer.param_groups} == {chosen.optimizer.learning_rate}
+        assert group["lr"] == chosen.optimizer.learning_rate
+        assert group["foreach"] is None, "PyTorch's default: on a GPU a kernel for many weights"
 
 
 def test_activation_checkpointing_is_off_without_gradients():
@@ -91,35 +87,3 @@ def test_activation_checkpointing_is_off_without_gradients():
     assert len(calls) == 1
     block(torch.ones(2, 4, requires_grad=True)).sum().backward()
     assert len(calls) == 3, "once in forward, again in backward"
-
-
-@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
-def test_blocks_in_cuda_graphs_evaluate_eagerly(mode, monkeypatch):
-    """Without a backward the graph of one block would overwrite what another one has given."""
-    block = Own()
-    calls = []
-
-    def compile(self, **options):
-        def call(x):
-            calls.append(options["mode"])
-            return self.forward(x)
-
-        self._compiled_call_impl = call
-
-    monkeypatch.setattr(nn.Module, "compile", compile)
-    chosen = settings(compile__mode=mode, compile__enabled="true")
-    engine("compute.optimization").compile_blocks([block], chosen, None)
-    x = torch.randn(3, 4)
-    trained = block(x)
-    with torch.no_grad():
-        torch.testing.assert_close(block(x), trained)
-    assert calls == [mode] * (1 if mode == "reduce-overhead" else 2)
-
-
-@pytest.mark.parametrize(("name", "count"), [("adamw", 2), ("adafactor", 0)])
-def test_an_estimate_counts_the_averages_of_the_optimizer(name, count):
-    chosen = settings(optimizer__name=name)
-    project = render(extras=["diagnose"])
-    optimizer = imported(project, "optimizer").build_optimizer(nn.Linear(30, 7), chosen)
-    reserved = imported(project, "measure.memory_estimate").reserve_averages(optimizer)
-    assert sum(tensor.numel() for tensor in reserved) == count * 217

@@ -69,7 +69,9 @@ class Blocks(Ragged):
         return [self.layer]
 
 
-def steps(distributed: Any, rank: int, world: int, clip: float) -> tuple[dict, list[float]]:
+def steps(
+    distributed: Any, rank: int, world: int, clip: float, framework: str
+) -> tuple[dict, list[float]]:
     """Weights and losses after three groups of ragged micro-batches, of which a rank has its
     rows."""
     rows = slice(rank * 8 // world, (rank + 1) * 8 // world)
@@ -80,7 +82,8 @@ def steps(distributed: Any, rank: int, world: int, clip: float) -> tuple[dict, l
     model = Blocks()
     wrapped = distributed.wrap(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    loop = Loop(wrapped, clip=clip, distributed=distributed, optimizer=optimizer)(*groups)
+    given = {"distributed": distributed, "optimizer": optimizer, "framework": framework}
+    loop = Loop(wrapped, clip=clip, **given)(*groups)
     weights = {}
     for name, value in model.named_parameters():
         whole = value.full_tensor() if hasattr(value, "full_tensor") else value
@@ -88,13 +91,16 @@ def steps(distributed: Any, rank: int, world: int, clip: float) -> tuple[dict, l
     return weights, loop.means
 
 
+@pytest.mark.parametrize("framework", choices("framework"))
 @pytest.mark.parametrize("clip", [0.0, 0.5])
 @pytest.mark.parametrize("choice", SEVERAL)
-def test_two_ranks_take_the_steps_of_one(choice, clip):
-    expected_weights, expected_losses = steps(part("none").Distributed(), 0, 1, clip)
+def test_two_ranks_take_the_steps_of_one(choice, clip, framework):
+    """Ranks have unequally many targets."""
+    alone = part("none").Distributed()
+    expected_weights, expected_losses = steps(alone, 0, 1, clip, framework)
 
     def work(rank):
-        return steps(part(choice).Distributed(), rank, 2, clip)
+        return steps(part(choice).Distributed(), rank, 2, clip, framework)
 
     for weights, losses in on_two_ranks(work):
         assert losses == pytest.approx(expected_losses, rel=1e-6)

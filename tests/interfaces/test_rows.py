@@ -62,9 +62,8 @@ def mean(rows: list[dict], name: str) -> float:
 def test_a_row_is_the_mean_over_its_steps_wherever_a_run_stops(framework, place, single):
     project = render(workload="tabular", framework=framework)
     every = ("--monitor.every_steps", "5")
-    done = check_run(project, "train", *WORDS, *every, cwd=place, before=measuring)
+    check_run(project, "train", *WORDS, *every, cwd=place, before=measuring)
     whole = training(place)
-    assert f"  half {whole[-1]['half']:.4g}  targets " in done.out
     steps = training(single)
     assert len({row["targets"] for row in steps}) > 1, "an epoch's last group is smaller"
     ends = [1, 2, 5, 10, 15, 20, 23]

@@ -20,7 +20,7 @@ import hypothesis.strategies
 import pytest
 import running  # noqa: F401
 import safetensors.torch  # noqa: F401
-from faults import FAMILIES, FAULTS, Fault
+from faults import FAMILIES, Fault
 from quick_copier import COMPILED
 from rendering import REPOSITORY, copy_template
 
@@ -95,13 +95,6 @@ def run_test(test: str, template: Path, folder: Path, log: Path) -> int:
     return int(pytest.main([*options, str(TESTS / test)]))
 
 
-def assert_noticed(fault: Fault, test: str, folder: Path) -> None:
-    template = faulty(fault, folder / "template")
-    code, output = outcome(test, template, folder)
-    assert code == pytest.ExitCode.TESTS_FAILED, output[-3000:]
-    shutil.rmtree(folder)
-
-
 # Of each family `make test` tries one: these, whose tests take least, else the first.
 QUICK = (
     "one learning rate for all groups",
@@ -127,47 +120,10 @@ CASES = [
 )
 def test_the_suite_notices(family, fault, tmp_path, record_property):
     record_property("family", (family, len(FAMILIES[family])))
-    assert_noticed(fault, fault.test, tmp_path)
-
-
-# Faults in cases that `make test` leaves out: the cases, and last a test of `make test` that sees
-# it as well.
-SAME_AS_FIRST_CELL = (
-    "test_tier_b.py::test_some_steps_an_evaluation_and_two_resumes_equal_those_of_the_first_cell"
-)
-ELSEWHERE = {
-    "resumed without random state": (
-        "test_tier_b.py::test_trains_stops_resumes_and_evaluates[memmap-accelerate-tf32]",
-        f"{SAME_AS_FIRST_CELL}[memmap-accelerate-bf16]",
-        "test_resume.py::test_signal_saves_reports_and_resumes[pytorch-15]",
-        f"{SAME_AS_FIRST_CELL}[default]",
-    ),
-    "averaged gradients are not made a sum again": (
-        "test_distributed.py::test_two_ranks_train_stop_resume_and_evaluate_as_one"
-        "[seq2seq-accelerate-ddp]",
-        "interfaces/test_loop.py::test_two_ranks_that_average_gradients_equal_one[0.0-accelerate]",
-    ),
-    "a resumed run begins with the first batch of its epoch": (
-        "test_phases.py::test_resume_inside_any_phase[(12, 28, 31)-lightning]",
-        "test_tier_b.py::test_a_run_resumes_under_another_framework",
-    ),
-    "gradients are not unscaled": (
-        "test_distributed.py::test_half_precision_over_ranks[fp16]",
-        "interfaces/test_precision.py::test_the_optimizer_sees_the_unscaled_mean_gradient",
-    ),
-    "resumed with the schedule's beginning": (
-        "test_resume.py::test_sigkill_at_a_random_point[0]",
-        f"{SAME_AS_FIRST_CELL}[default]",
-    ),
-}
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("name", ELSEWHERE, ids=lambda name: name.replace(" ", "-"))
-def test_a_fault_of_a_case_left_out_is_seen_elsewhere(name, tmp_path):
-    (fault,) = (fault for fault in FAULTS if fault.name == name)
-    for number, test in enumerate(ELSEWHERE[name]):
-        assert_noticed(fault, test, tmp_path / f"{number}")
+    template = faulty(fault, tmp_path / "template")
+    code, output = outcome(fault.test, template, tmp_path)
+    assert code == pytest.ExitCode.TESTS_FAILED, output[-3000:]
+    shutil.rmtree(tmp_path)
 
 
 def test_without_a_fault_a_test_passes_in_the_same_way(tmp_path):
@@ -175,10 +131,3 @@ def test_without_a_fault_a_test_passes_in_the_same_way(tmp_path):
     template = copy_template(tmp_path / "template")
     code, output = outcome(CASES[0][1].test, template, tmp_path)
     assert code == pytest.ExitCode.OK, output[-3000:]
-
-
-def test_faults_have_names_of_their_own():
-    names = [fault.name for fault in FAULTS]
-    assert len(set(names)) == len(names)
-    assert set(QUICK) <= set(names)
-    assert all(fault.old != fault.new for fault in FAULTS)

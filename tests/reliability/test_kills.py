@@ -25,6 +25,7 @@ from torch.optim import optimizer as optimizers
 
 FLAGS = (
     *("--training.max_steps", "24", "--monitor.every_steps", "1"),
+    *("--training.gradient_accumulation_steps", "2"),
     *("--evaluation.every_steps", "7", "--checkpoint.every_steps", "5"),
 )
 CALLS = "calls"  # in the folder of a run: a letter for each call
