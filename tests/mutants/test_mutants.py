@@ -137,7 +137,6 @@ SAME_AS_FIRST_CELL = (
 )
 ELSEWHERE = {
     "resumed without random state": (
-        "test_tier_b.py::test_trains_stops_resumes_and_evaluates[memmap-accelerate-tf32]",
         f"{SAME_AS_FIRST_CELL}[memmap-accelerate-bf16]",
         "test_resume.py::test_signal_saves_reports_and_resumes[pytorch-15]",
         f"{SAME_AS_FIRST_CELL}[default]",
