@@ -124,7 +124,6 @@ def test_nothing_is_written_after_an_error(place):
     for words, said in (
         (("lr=1..2",), "lr cannot be searched"),
         ((*SPACE, "--trials", "0"), "--trials"),
-        ((*SPACE, "--learning-rate"), "--search, --learning-rate and knobs cannot be combined"),
     ):
         one_error(run(render(), "tune", "--search", *words, cwd=place), said)
     assert not (place / "searches").exists()

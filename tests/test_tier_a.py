@@ -25,6 +25,7 @@ from rendering import DEFAULTS, REPOSITORY, render, scratch, template
 from tiers import covering
 from variants import (
     SCRIPTS,
+    Answers,
     all_variants,
     extras,
     name,
@@ -244,15 +245,20 @@ def test_parts_are_rendered_byte_for_byte_and_none_is_dead():
         assert any(content in whole for whole in contents), part
 
 
+def each_answer(*names: str) -> list[Answers]:
+    """Some variants that together have each answer to these questions."""
+    variants = pairwise(*names)
+    chosen = covering([{*map(str, answers.items())} for answers in variants])
+    return [variants[number] for number in sorted(chosen)]
+
+
 @pytest.mark.full
 def test_types(tmp_path):
     """mypy over links to the parts, in variants that have each of them once."""
-    variants = pairwise(*structural(), "precision", "tracker")
-    answers_of_variants = [{*map(str, answers.items())} for answers in variants]
     packages = []
-    for number in sorted(covering(answers_of_variants)):
+    for number, answers in enumerate(each_answer(*structural(), "precision", "tracker")):
         folder = tmp_path / f"project_{number}"
-        link(folder, **variants[number])
+        link(folder, **answers)
         # One package each for one call: projects import by relative names alone.
         packages.append(f"variant_{number}")
         (tmp_path / packages[-1]).symlink_to(folder / "src/my_training")

@@ -3,6 +3,7 @@ CPU."""
 
 import functools
 import itertools
+import math
 import os
 import statistics
 from pathlib import Path
@@ -134,7 +135,7 @@ def test_some_steps_an_evaluation_and_two_resumes_equal_those_of_the_first_cell(
     assert (losses(folder), evaluations(folder)) == (expected, measured)
 
 
-@pytest.mark.first(1)
+@pytest.mark.cover(1, "workload")
 @pytest.mark.parametrize("cell", PAIRS, ids=name)
 def test_learns_and_evaluates(cell, place):
     workload = cell["workload"]
@@ -148,6 +149,9 @@ def test_learns_and_evaluates(cell, place):
     result = evaluation_of(folder)
     assert result["split"] == "test"
     assert result["metrics"]["loss"] < 1.05 * float.fromhex(evaluations(folder)[-1][1])
+    for metrics in result["baselines"].values():
+        assert result["metrics"].keys() >= metrics.keys()
+        assert all(map(math.isfinite, metrics.values()))
     for file in ("report.md", "curves.png", "env.json"):
         assert (newest_run(folder) / file).stat().st_size > 0
 

@@ -89,12 +89,6 @@ DRAWN = {
 Series = dict[str, list[tuple[int, float]]]
 
 
-def tracked(place: Path, tracker: str) -> tuple[dict[str, str], Series]:
-    """Configuration and (step, value) by name of the one tracked run."""
-    readers = {"tensorboard": from_tensorboard, "wandb": from_wandb, "mlflow": from_mlflow}
-    return readers[tracker](place)
-
-
 def from_tensorboard(place: Path) -> tuple[dict[str, str], Series]:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -166,6 +160,10 @@ def from_mlflow(place: Path) -> tuple[dict[str, str], Series]:
     return only.data.params, series
 
 
+# Configuration and (step, value) by name of the one tracked run.
+READERS = {"tensorboard": from_tensorboard, "wandb": from_wandb, "mlflow": from_mlflow}
+
+
 def secrets_in(place: Path) -> list[str]:
     """Files below the folder that hold the secret; data are a link and left out."""
     paths = [path for path in place.rglob("*") if path.is_file() and not path.is_symlink()]
@@ -191,7 +189,7 @@ def test_a_run_its_resume_and_its_evaluation_arrive_and_no_secret_does(
     check_run(project, "evaluate", cwd=place)
 
     assert losses(place) == losses(reference)
-    config, series = tracked(place, tracker)
+    config, series = READERS[tracker](place)
     assert config["model.depth"] == "2"
     for group in ("train", "validation"):
         expected = []
@@ -217,7 +215,7 @@ def test_rows_that_come_again_after_a_kill_are_drawn_once(place, reference):
     running.wait()
     assert train(place, "tensorboard", "--resume").code == 0
     assert losses(place) == losses(reference)
-    steps = [step for step, _ in tracked(place, "tensorboard")[1]["train/loss"]]
+    steps = [step for step, _ in from_tensorboard(place)[1]["train/loss"]]
     assert steps == [1, *range(2, 41, 2)]
 
 

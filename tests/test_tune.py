@@ -12,7 +12,7 @@ import pytest
 import rendering
 from forking import forked_trials
 from importing import imported
-from running import PACKAGE, check_run, one_error, painted, run
+from running import PACKAGE, check_run, painted
 from test_tier_b import TINY
 from variants import choices, name, pairwise
 
@@ -63,13 +63,6 @@ def test_learning_rate_of_every_workload(workload, place):
     rate = float(re.search(r"--optimizer.learning_rate (\S+)", done.out)[1])
     assert 1e-6 < rate <= 0.1
     assert (folder / "learning_rate.png").read_bytes()[:4] == b"\x89PNG"
-
-
-def test_wrong_flags_are_one_line(place):
-    project = render(workload="tabular")
-    one_error(run(project, "tune", "speed", cwd=place), "unknown knob 'speed'.*batch_size")
-    for flag in ("--steps=0", "--minutes=nan"):
-        one_error(run(project, "tune", flag, cwd=place), f": {flag.partition('=')[0]}: use ")
 
 
 # ---- decisions -----------------------------------------------------------------------------------

@@ -19,8 +19,8 @@ from copier import VcsRef, run_update
 from copier._cli import CopierApp
 from quick_copier import quickly
 from rendering import REPOSITORY, render, replace, template
-from tiers import covering
-from variants import PAIRWISE, choices, impossible, pairwise, structural
+from test_tier_a import each_answer
+from variants import PAIRWISE, choices, impossible, structural
 
 OLD = "0.0.1"
 NEW = "0.0.2"
@@ -258,9 +258,7 @@ TEXTS = {
     "package_name": "other",
     "project_description": "It trains.",
 }
-VARIANTS = pairwise(*structural(), *PAIRWISE)
-EACH_ANSWER = covering([{*map(str, answers.items())} for answers in VARIANTS])
-CHANGES = [TEXTS, *(VARIANTS[number] for number in sorted(EACH_ANSWER))]
+CHANGES = [TEXTS, *each_answer(*structural(), *PAIRWISE)]
 
 
 @pytest.mark.parametrize("data", CHANGES, ids=lambda data: "-".join(map(str, data.values())))

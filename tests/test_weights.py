@@ -170,7 +170,6 @@ def test_frozen_weights_stay_and_a_phase_trains_them(framework, place):
     words = (*WORDS, FROM, "source", "--optimizer.weight_decay", "0.5")
     result = train(place, *words, "--phase", "1", framework=framework)
     assert result.code == 0, result.err[-2000:]
-    assert "weights" in re.findall(r"finetune.freeze .+: .+", result.out)[0]
     trained = tensors(place)
     moved = {name for name in trained if not torch.equal(trained[name], start[name])}
     assert moved == {"embedding.weight", "layers.1.linear.weight", "head.weight"}

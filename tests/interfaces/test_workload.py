@@ -213,20 +213,6 @@ def test_a_batch_of_resident_rows_is_two_copies_to_the_device(workload, monkeypa
 
 
 @every_workload
-def test_baselines_are_measured_in_the_models_own_metrics(workload):
-    dataset = module(workload, "dataset")
-    if not hasattr(dataset, "baselines"):
-        return
-    totals = sums(model_of(workload).eval(), [read(workload, [*range(8)])])
-    known = {name: total / count for name, (total, count) in totals.items()}
-    known = dataset.finish(known, store(workload), "validation")
-    baselines = dataset.baselines(store(workload), settings(workload), "validation")
-    for metrics in baselines.values():
-        assert known.keys() >= metrics.keys() > set()
-        assert np.isfinite([*metrics.values()]).all()
-
-
-@every_workload
 @torch.no_grad()
 def test_the_loss_without_a_model_is_that_of_a_model_without_weights(workload):
     """The mean of the training targets, or any token."""
