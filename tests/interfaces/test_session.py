@@ -22,7 +22,7 @@ from variants import choices
 
 def change_model(change: Callable[[Any], None]) -> None:
     """Calls `change` on every model that the project builds."""
-    from my_training import model as module  # type: ignore[import-not-found]
+    from my_training import model as module  # type: ignore[import-not-results]
 
     real = module.build_model
 
@@ -61,7 +61,7 @@ def restless() -> None:
 
 def restless_and_tried_thrice() -> None:
     restless()
-    from my_training.engine.run import run as module  # type: ignore[import-not-found]
+    from my_training.engine.run import run as module  # type: ignore[import-not-results]
 
     once = module.dry_run
 
@@ -79,9 +79,9 @@ def test_the_dry_run_leaves_no_trace(workload, place):
     """Random numbers, buffers, gradients, optimizer: however often it is done, the run is the
     same."""
     words = ("train", *TINY[workload], *SHORT)
-    found = []
+    results = []
     for before in (restless, restless_and_tried_thrice):
         cwd = place(workload)
         check_run(render(workload=workload), *words, cwd=cwd, before=before)
-        found.append((losses(cwd), evaluations(cwd), weights(cwd)))
-    assert found[0] == found[1]
+        results.append((losses(cwd), evaluations(cwd), weights(cwd)))
+    assert results[0] == results[1]

@@ -221,5 +221,10 @@ def test_the_loss_without_a_model_is_that_of_a_model_without_weights(workload):
         weight.zero_()
     batch = read(workload, [*range(len(samples(workload, "validation")))])
     expected = model(batch).loss.item()
+    if workload in ("llm", "seq2seq"):  # whose models pad the vocabulary
+        expected = np.log(store(workload).facts["vocabulary"])
     loss = module(workload, "dataset").baseline_loss(store(workload), "validation")
-    assert loss == pytest.approx(expected, rel=1e-4)
+    if workload == "timeseries":  # whose model repeats the last value; the mean is better
+        assert loss < expected
+    else:
+        assert loss == pytest.approx(expected, rel=1e-4)
