@@ -180,7 +180,6 @@ def test_set_up_refuses_an_old_python(tmp_path):
     done = Machine(tmp_path, version=(3, 10)).make(shell_of(tmp_path / "project"), "setup")
     assert done.returncode
     assert done.stderr.startswith("error: Python 3.11 or later is needed: python3: name one")
-    assert not (tmp_path / "pip.log").read_text()
 
 
 def test_set_up_continues_where_the_cpu_builds_cannot_be_reached(tmp_path):
