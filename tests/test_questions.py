@@ -13,7 +13,7 @@ import yaml
 from copier import run_copy
 from packaging.specifiers import SpecifierSet
 from rendering import REPOSITORY, render, render_into, template
-from test_update import _clean_home, forked, run_copier  # noqa: F401  # a fixture
+from test_update import _clean_home, run_copier  # noqa: F401  # a fixture
 from variants import choices, gpus, impossible
 
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "fp8")

@@ -16,7 +16,7 @@ import wandb  # noqa: F401
 import yaml
 from importing import imported
 from ranks import start_ranks
-from rendering import REPOSITORY, render
+from rendering import render
 from running import (
     EXAMPLES,
     Result,
@@ -89,12 +89,6 @@ DRAWN = {
 Series = dict[str, list[tuple[int, float]]]
 
 
-def tracked(place: Path, tracker: str) -> tuple[dict[str, str], Series]:
-    """Configuration and (step, value) by name of the one tracked run."""
-    readers = {"tensorboard": from_tensorboard, "wandb": from_wandb, "mlflow": from_mlflow}
-    return readers[tracker](place)
-
-
 def from_tensorboard(place: Path) -> tuple[dict[str, str], Series]:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -109,15 +103,6 @@ def from_tensorboard(place: Path) -> tuple[dict[str, str], Series]:
     return {key: str(value) for key, value in settings.items()}, series
 
 
-def flat(config: dict[str, Any]) -> dict[str, str]:
-    """Values by dotted key."""
-    settings = {}
-    for section, values in config.items():
-        if isinstance(values, dict):
-            settings |= {f"{section}.{name}": str(value) for name, value in values.items()}
-    return settings
-
-
 def from_wandb(place: Path) -> tuple[dict[str, str], Series]:
     """All offline parts of the run, as `wandb sync` would send them."""
     config: dict[str, str] = {}
@@ -126,15 +111,14 @@ def from_wandb(place: Path) -> tuple[dict[str, str], Series]:
     files.sort(key=lambda path: path.stat().st_mtime)
     assert len({path.name for path in files}) == 1, "one identity, whatever number of parts"
     for record in (record for path in files for record in wandb_records(path)):
-        if record.HasField("run"):
-            assert newest_run(place).as_posix().endswith(record.run.display_name)
-            updates = record.run.config.update
-            config |= flat({update.key: json.loads(update.value_json) for update in updates})
-        history = [(record.history.step.num, item) for item in record.history.item]
-        history += [(-1, item) for item in record.summary.update]
-        for step, item in history:
-            name = item.key or "/".join(item.nested_key)
-            if name[0] != "_":
+        for update in record.run.config.update:
+            section = json.loads(update.value_json)
+            if isinstance(section, dict):
+                config |= {f"{update.key}.{name}": str(x) for name, x in section.items()}
+        history = record.history
+        for step, items in ((history.step.num, history.item), (-1, record.summary.update)):
+            for item in items:
+                name = item.key or "/".join(item.nested_key)
                 series.setdefault(name, []).append((step, json.loads(item.value_json)))
     return config, series
 
@@ -167,13 +151,16 @@ def mlflow_run(place: Path) -> tuple[mlflow.MlflowClient, Any]:
 
 def from_mlflow(place: Path) -> tuple[dict[str, str], Series]:
     client, only = mlflow_run(place)
-    assert only.info.run_name == newest_run(place).name
     assert only.info.status == "FINISHED"
     series = {}
     for name in only.data.metrics:
         history = client.get_metric_history(only.info.run_id, name)
         series[name] = [(metric.step, metric.value) for metric in history]
     return only.data.params, series
+
+
+# Configuration and (step, value) by name of the one tracked run.
+READERS = {"tensorboard": from_tensorboard, "wandb": from_wandb, "mlflow": from_mlflow}
 
 
 def secrets_in(place: Path) -> list[str]:
@@ -201,17 +188,14 @@ def test_a_run_its_resume_and_its_evaluation_arrive_and_no_secret_does(
     check_run(project, "evaluate", cwd=place)
 
     assert losses(place) == losses(reference)
-    config, series = tracked(place, tracker)
+    config, series = READERS[tracker](place)
     assert config["model.depth"] == "2"
-    assert float(config["optimizer.learning_rate"]) == 1e-3
     for group in ("train", "validation"):
-        written = [row for row in rows(place) if row.get("split", "train") == group]
-        points = [point for point in series[f"{group}/loss"] if point[0] >= 0]
-        assert [step for step, _ in points] == [row["step"] for row in written]
-        expected = [row["loss"] for row in written]
-        assert [value for _, value in points] == pytest.approx(expected, rel=1e-6)
-    expected = {"train/learning_rate", "train/gradient_norm", "train/samples_per_second"}
-    assert {*expected, "validation/samples_per_second"} <= set(series)
+        expected = []
+        for row in rows(place):
+            if row.get("split", "train") == group:
+                expected.append((row["step"], pytest.approx(row["loss"], rel=1e-6)))
+        assert [point for point in series[f"{group}/loss"] if point[0] >= 0] == expected
     evaluation = evaluation_of(place)
     for name, value in evaluation["metrics"].items():
         assert series[f"test/{name}"][-1][1] == pytest.approx(value, rel=1e-6)
@@ -230,7 +214,7 @@ def test_rows_that_come_again_after_a_kill_are_drawn_once(place, reference):
     running.wait()
     assert train(place, "tensorboard", "--resume").code == 0
     assert losses(place) == losses(reference)
-    steps = [step for step, _ in tracked(place, "tensorboard")[1]["train/loss"]]
+    steps = [step for step, _ in from_tensorboard(place)[1]["train/loss"]]
     assert steps == [1, *range(2, 41, 2)]
 
 
@@ -257,13 +241,10 @@ def test_a_tracker_that_fails_midway_costs_one_line_and_no_step(
 ):
     monkeypatch.setenv("SOME_TOKEN", SECRET)
     done = train(place, tracker, before=break_midway)
-    assert done.code == 0, done.err
-    (line,) = [line for line in done.out.splitlines() if "tracker failed" in line]
-    assert line.startswith("note: ")
-    assert "lost http" in line
-    assert SECRET not in done.out + done.err
+    assert done.out.count("note: the tracker failed") == 1, done.err
+    assert "lost http" in done.out
     assert losses(place) == losses(reference)
-    assert secrets_in(place) == []
+    assert secrets_in(place) == []  # .out and .err are there, too
 
 
 @pytest.mark.parametrize("tracker", SERVERS)
@@ -273,27 +254,22 @@ def test_no_server_is_one_line_before_training_and_a_note_after_it(
 ):
     online = ("--tracker.offline", "false")
     missing = {"wandb": "WANDB_API_KEY", "mlflow": "MLFLOW_TRACKING_URI"}[tracker]
-    line = one_error(train(place, tracker, *OPTIONS, *online), f"{missing} is not set")
-    assert line.endswith("--tracker.offline true")
-    documented = (REPOSITORY / "docs/trackers.md").read_text(encoding="utf-8")
-    assert line in documented or tracker != "wandb"
-    assert not list((place / "runs").iterdir())
+    unset = train(place, tracker, *OPTIONS, *online)
+    one_error(unset, f"{missing} is not set.*--tracker.offline true$")
 
     for name, value in (KEYS | AWAY[tracker]).items():
         monkeypatch.setenv(name, value)
     refused = train(place, tracker, *OPTIONS, *online)
-    one_error(refused, "tracker cannot be opened", "--tracker.offline true")
-    assert SECRET not in refused.out + refused.err
+    line = one_error(refused, "tracker cannot be opened", "--tracker.offline true")
+    assert SECRET not in line
     assert not list((place / "runs").iterdir())
 
     begun = train(place, tracker, *OPTIONS, "--tracker.offline", "true", "--max-steps", "10")
     assert begun.code == 0
     resumed = train(place, tracker, "--resume", *online)
-    assert resumed.code == 0, resumed.err
-    assert resumed.out.count("note: the tracker cannot be opened") == 1
+    assert resumed.out.count("note: the tracker cannot be opened") == 1, resumed.err
     assert losses(place) == losses(reference)
-    assert SECRET not in resumed.out + resumed.err
-    assert secrets_in(place) == []
+    assert secrets_in(place) == []  # .out and .err are there, too
 
 
 def test_a_login_of_wandb_is_as_good_as_a_key(place, monkeypatch):
@@ -307,24 +283,6 @@ def test_a_login_of_wandb_is_as_good_as_a_key(place, monkeypatch):
     assert module.has_login()
     monkeypatch.setenv("WANDB_BASE_URL", f"http://{NOWHERE}")
     assert not module.has_login()
-    with open(logins, "a") as file:
-        file.write(f"machine {NOWHERE}\n  login user\n  password {SECRET}\n")
-    monkeypatch.setenv("WANDB_INIT_TIMEOUT", "3")
-    one_error(train(place, "wandb", *OPTIONS), "tracker cannot be opened", "wandb login")
-    assert not list((place / "runs").iterdir())
-
-
-def test_entity_tags_and_group_of_wandb_are_those_of_the_environment(place, monkeypatch):
-    names = {"WANDB_ENTITY": "our-team", "WANDB_TAGS": "a,b", "WANDB_RUN_GROUP": "sweep-1"}
-    for name, value in names.items():
-        assert name in (REPOSITORY / "docs/trackers.md").read_text(encoding="utf-8")
-        monkeypatch.setenv(name, value)
-    assert train(place, "wandb", *OPTIONS, "--max-steps", "2").code == 0
-    (path,) = newest_run(place).glob("wandb/offline-run-*/run-*.wandb")
-    (record,) = [record.run for record in wandb_records(path) if record.HasField("run")]
-    assert record.entity == "our-team"
-    assert set(record.tags) == {"a", "b"}
-    assert record.run_group == "sweep-1"
 
 
 def test_no_server_ends_all_ranks_with_one_line(place):

@@ -1,17 +1,15 @@
 """docs/tutorial.md from its first command to its last: each runs, and prints what the page shows."""
 
-import os
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from rendering import REPOSITORY, template
-from running import run
+from running import check_run
+from test_shell import shell
 from test_update import _clean_home, commit  # noqa: F401  # a fixture
 
 PAGE = (REPOSITORY / "docs/tutorial.md").read_text(encoding="utf-8")
@@ -48,26 +46,9 @@ class Reader:
             return ""
         if command.startswith(PYTHON):
             words = shlex.split(command.removeprefix(PYTHON))
-            result = run(self.folder, *words, cwd=self.folder)
-            assert result.code == 0, result.err
-            return result.out
+            return check_run(self.folder, *words, cwd=self.folder).out
         command = command.replace(SOURCE, str(self.source))
-        for program, module in (("copier", "-m copier"), ("python", "")):
-            command = re.sub(rf"^{program} ", f"{sys.executable} {module} ", command)
-        programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        environment = {**os.environ, "PATH": programs}  # `make` finds Python and Copier there
-        for inherited in ("ARGS", "MAKEFLAGS", "MAKELEVEL", "MAKEOVERRIDES"):
-            environment.pop(inherited, None)
-        done = subprocess.run(
-            ["sh", "-c", command],
-            cwd=self.folder,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout + done.stderr
+        return shell(self.folder, "sh", "-c", f"({command}) 2>&1")
 
 
 def are_close(shown: str, printed: str) -> bool:
@@ -91,8 +72,8 @@ def is_shown(shown: str, printed: str) -> bool:
     return len(expected) == len(measured) and all(map(are_close, expected, measured))
 
 
-def without_blanks(lines: list[str]) -> list[str]:
-    return [line for line in lines if line.strip()]
+def lines_of(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line.strip()]
 
 
 def compare(shown: list[str], printed: list[str]) -> None:
@@ -112,28 +93,15 @@ def compare(shown: list[str], printed: list[str]) -> None:
     assert may_skip or place == len(printed), printed[place:]
 
 
-def test_the_page_shows_an_output_after_each_command_of_the_project():
-    languages = [language for language, text, _ in blocks() if "cd forecast" not in text]
-    commands = [text for language, text, _ in blocks() if language == "sh" and PYTHON in text]
-    assert len(commands) >= 8
-    assert languages.count("text") >= len(commands)
-    assert [name for language, _, name in blocks() if language == "python"] == [
-        "make_csv.py",
-        "show.py",
-    ]
-
-
 @pytest.mark.full
 def test_every_command_prints_what_the_page_shows(tmp_path):
     source = commit(shutil.copytree(template(), tmp_path / "fasttrain-template"), "1.0.0")
     reader = Reader(tmp_path, source)
-    printed: list[str] = []
     for language, text, name in blocks():
         if language == "sh":
-            printed = []
-            for command in text.splitlines():
-                printed += reader.type(command.partition("  #")[0].strip()).splitlines()
+            commands = [line.partition("  #")[0].strip() for line in text.splitlines()]
+            printed = "".join(map(reader.type, commands))
         elif language == "python":
             (reader.folder / name).write_text(text, encoding="utf-8")
         else:
-            compare(without_blanks(text.splitlines()), without_blanks(printed))
+            compare(lines_of(text), lines_of(printed))

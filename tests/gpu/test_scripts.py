@@ -1,6 +1,5 @@
 """The six scripts on a GPU: they learn, go on after a signal, measure themselves, and never wait."""
 
-import json
 import os
 import signal
 import subprocess
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_workloads import SMALL as PACKAGES
+from test_training import losses
 
 pytestmark = [
     pytest.mark.gpu,
@@ -77,16 +76,6 @@ def run(workload: str, folder: Path, *words: str, before: str = "") -> str:
     out, err = process.communicate(timeout=300)
     assert process.returncode == 0, err[-3000:]
     return out
-
-
-def losses(folder: Path) -> list[float]:
-    (path,) = folder.glob("runs/*/metrics.jsonl")
-    entries = map(json.loads, path.read_text().splitlines())
-    return [entry["loss"] for entry in entries if "split" not in entry]
-
-
-def test_the_same_workloads_as_the_packages():
-    assert {"tabular", *PACKAGES} == {*SMALL}
 
 
 @every_script

@@ -57,14 +57,10 @@ def train(
     return done
 
 
-def rows(folder: Path) -> list[dict]:
+def losses(folder: Path) -> list[float]:
     newest = max((folder / "runs").iterdir(), key=lambda path: path.stat().st_mtime)
     entries = map(json.loads, (newest / "metrics.jsonl").read_text().splitlines())
-    return [row for row in entries if "split" not in row]
-
-
-def losses(folder: Path) -> list[float]:
-    return [row["loss"] for row in rows(folder)]
+    return [entry["loss"] for entry in entries if "split" not in entry]
 
 
 def mean_loss(folder: Path, *words: str, **answers: str) -> float:
