@@ -84,8 +84,9 @@ def choose_columns(block: Block, time: str, drop: list[str]) -> list[str]:
     """Return the names of all columns but `time` and those to drop."""
     from .tables import place_of
 
-    for name in drop:
-        place_of(name, block.columns, block.path)
+    for name in [time, *drop]:
+        if name != "none":
+            place_of(name, block.columns, block.path)
     names = [name for name in block.columns if name not in (time, *drop)]
     if not names:
         remedy = "add at least one column of numbers next to the time"

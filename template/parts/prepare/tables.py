@@ -121,8 +121,12 @@ class Source:
 
         style = self.style
         if not style["delimiter"]:
-            header = text.partition("\n")[0]
-            style["delimiter"] = max(DELIMITERS, key=header.count)
+            header = text.splitlines()[:1]
+
+            def num_cells(mark: str) -> int:
+                return sum(map(len, csv.reader(header, delimiter=mark)))
+
+            style["delimiter"] = max(DELIMITERS, key=num_cells)
         lines = io.StringIO(text, "")
         rows = list(csv.reader(lines, delimiter=style["delimiter"])) or [[]]
         if not style["decimal"]:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 SAMPLES = 2000  # the first ones of the validation split
 WORST = 8
+MATRIX = 20  # up to this number of classes, the confusion matrix is shown
 
 
 def examples(batch: Batch, predictions: Batch, project: Project) -> dict[str, Figure | str]:
@@ -66,8 +67,9 @@ def classes(target: np.ndarray, prediction: np.ndarray, names: list[str]) -> str
         "F1": 2 * right / (predicted + true).clip(1),
         "rows": true,
     }
-    for name, count in zip(names, counts.T, strict=True):
-        columns[f"as {name}"] = count
+    if len(names) <= MATRIX:
+        for name, count in zip(names, counts.T, strict=True):
+            columns[f"as {name}"] = count
     return markdown("Classes", columns)
 
 

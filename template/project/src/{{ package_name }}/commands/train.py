@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import gc
 import io
+import math
 import shlex
 import time
 from collections.abc import Callable
@@ -41,7 +42,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--resume", nargs="?", const="", type=typed_run, metavar="RUN", help=resume)
     add("--name", help="name of the new run (default: date and time)")
     stop = "stop this call after step N; training.max_steps shortens the schedule, too"
-    add("--max-steps", type=int, default=0, metavar="N", help=stop)
+    add("--max-steps", type=int, metavar="N", help=stop)
     minutes = "train for about N minutes on this machine, but no more steps than the settings allow"
     add("--minutes", type=float, metavar="N", help=minutes)
     parser.set_defaults(phase=None)
@@ -79,6 +80,11 @@ def run(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
 
 def resumed_folder(arguments: argparse.Namespace) -> Path | None:
     """Return the folder of the run to resume; None for a new run. Raises `UserError`."""
+    for flag, most in (("max_steps", arguments.max_steps), ("minutes", arguments.minutes)):
+        if most is not None and not 0 < most < math.inf:
+            flag = flag.replace("_", "-")
+            raise UserError(f"cannot train for {most:g}", f"--{flag}", "give a number above 0")
+
     # A later phase continues the newest run.
     if arguments.resume is None and (arguments.phase or 1) <= 1:
         return None
@@ -117,7 +123,7 @@ def train(
     with ExitStack() as holding:
         distributed.on_all_ranks(hold)
         changed = changes(folder, settings) if resumed else []
-        train_in = partial(train_run, distributed, limit=arguments.max_steps, changes=changed)
+        train_in = partial(train_run, distributed, limit=arguments.max_steps or 0, changes=changed)
         session = phases.train(folder, changed, train_in) if phases else train_in(folder, settings)
 
     # The first process to end takes the others with it, so all wait until rank 0 has reported.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ..data.store import SYNTHETIC
 from ..errors import NonFinite, UserError
-from ..files import write_text
+from ..files import read_json, write_text
 from ..log.report import write_report
 from ..runs import CONFIG, write_status
 from ..signals import Signals
@@ -95,7 +95,8 @@ class Session:
         if self.resumed:
             run.log.line(f"resumed at step {run.step} of {run.num_steps}")
             run.log.event(run.step, "resumed")
-            notes += [f"from step {run.step} on {change}" for change in self.changes]
+            changes = [*self.changes, *self._other_precision(project.precision.name)]
+            notes += [f"from step {run.step} on {change}" for change in changes]
         project.optimizations.append(run.loader.order.describe())
         num_parameters = sum(weight.numel() for weight in project.model.parameters())
         steps = f"{run.num_steps:,} steps of {run.global_batch_size:,} samples"
@@ -121,6 +122,14 @@ class Session:
         )
         project.store.remember(self.folder)
         write_status(self.folder, "running", "", run.step)
+
+    def _other_precision(self, name: str) -> list[str]:
+        """Return a note if the precision is not the one before: `auto` depends on the card."""
+        rows = read_json(self.folder / "env.json").get("optimizations", [])
+        for row in rows:
+            if row["name"] == "precision" and row["state"] != name:
+                return [f"the precision is {name}; it was {row['state']}"]
+        return []
 
     # --- the outcome
 
