@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from .engine.errors import UserError
 from .engine.interfaces import Batch, Output
 
 SLOPE = 0.2  # of the scores below 0 (Veličković et al. 2018)
@@ -208,16 +207,15 @@ class Forecaster(nn.Module):
             inputs = 2 * len(features)
         self.first = nn.Linear(inputs, width)
         self.place = nn.Parameter(0.02 * torch.randn(facts["window"], width))
-        self.temporal = nn.ModuleList(
-            TemporalBlock(width, sizes.heads, sizes.dropout) for _ in range(sizes.temporal_layers)
-        )
-        self.graph = nn.ModuleList(
-            GraphAttention(width, width // sizes.heads, sizes.heads)
-            for _ in range(sizes.graph_layers)
-        )
-        self.joined = nn.ModuleList(
-            GatedResidual(width, sizes.dropout) for _ in range(sizes.graph_layers)
-        )
+        self.temporal = nn.ModuleList()
+        for _ in range(sizes.temporal_layers):
+            self.temporal.append(TemporalBlock(width, sizes.heads, sizes.dropout))
+        self.graph = nn.ModuleList()
+        for _ in range(sizes.graph_layers):
+            self.graph.append(GraphAttention(width, width // sizes.heads, sizes.heads))
+        self.joined = nn.ModuleList()
+        for _ in range(sizes.graph_layers):
+            self.joined.append(GatedResidual(width, sizes.dropout))
         self.head = nn.Linear(width + len(features), len(targets))
 
     def _register_scale(self, prefix: str, columns: list[dict[str, Any]]) -> None:
@@ -306,9 +304,4 @@ def disjoint_graph(neighbors: Tensor) -> tuple[Tensor, Tensor]:
 
 def build_model(settings: Any, facts: dict[str, Any]) -> nn.Module:
     """Build the network for the dataset's metadata: features, window, horizons and scaler."""
-    width = settings.model.width
-    heads = settings.model.heads
-    if width % heads:
-        what = f"a width of {width} is not divisible by {heads} heads"
-        raise UserError(what, "model.width", "make it a multiple of model.heads")
     return Forecaster(settings, facts)
