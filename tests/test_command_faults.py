@@ -98,6 +98,8 @@ REFUSED = {
     "train --phase 2 --name b": "a resumed run keeps its name",
     "train --resume a --config other.yaml": "a run keeps its settings: --config other.yaml",
     "evaluate --run a --config other.yaml": "a run keeps its settings: --config other.yaml",
+    "train --max-steps 0": "cannot train for 0: --max-steps: give a number above 0",
+    "train --minutes nan": "cannot train for nan: --minutes: give a number above 0",
     "train --phase 0": "there is no phase 0: --phase",
     "train --name=-x": r"run name '-x' is not a plain folder name: --name: use letters",
     "train --name a\nb": r"run name 'a\\nb' is not",

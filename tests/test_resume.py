@@ -218,6 +218,8 @@ def test_an_error_before_the_first_step_is_one_line_and_leaves_no_run(place):
 def test_missing_foreign_and_changed_data(place, tmp_path):
     nowhere = train(place, "--data.path", "nowhere")
     one_error(nowhere, "no prepared data", "nowhere", "prepare")
+    line = one_error(train(place, "--data.path", "s3://me:sec/ret@host/a"), "no prepared data")
+    assert "ret@" not in line
     source = (place / "data/synthetic").resolve()
     manifest = json.loads((source / "manifest.json").read_text())
     other = tmp_path / "other"
@@ -285,3 +287,11 @@ def test_a_run_resumes_when_extras_tracker_and_loader_are_others(tmp_path):
     assert "watch" in resumed.err
     assert losses(parts) == losses(whole)
     assert evaluations(parts) == evaluations(whole)
+
+
+def test_a_resume_in_another_precision_says_so(place):
+    assert train(place, "--max-steps", "4").code == 0
+    path = newest_run(place) / "env.json"
+    path.write_text(path.read_text().replace('"fp32"', '"bf16"'))
+    result = train(place, "--resume", "--max-steps", "6")
+    assert "note: from step 4 on the precision is fp32; it was bf16" in result.out
