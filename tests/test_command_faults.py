@@ -95,7 +95,6 @@ LONG = "x" * 5_000
 TOO_LONG = "[Nn]ame too long|no run|does not exist|no such file"
 REFUSED = {
     "train --resume a --name b": "a resumed run keeps its name and its steps: --name: remove it",
-    "train --phase 2 --name b": "a resumed run keeps its name",
     "train --resume a --config other.yaml": "a run keeps its settings: --config other.yaml",
     "evaluate --run a --config other.yaml": "a run keeps its settings: --config other.yaml",
     "train --max-steps 0": "cannot train for 0: --max-steps: give a number above 0",
@@ -106,9 +105,7 @@ REFUSED = {
     f"train --name {LONG}": "is not a plain folder name",
     f"train --config {LONG}": TOO_LONG,
     f"train --resume {LONG}": TOO_LONG,
-    f"train --finetune.init_from {LONG}": TOO_LONG,
     f"train --data.path {LONG}": TOO_LONG,
-    f"compare {LONG} a": TOO_LONG,
     f"predict --input {LONG}.csv": TOO_LONG,
     f"predict --output {LONG}.csv": TOO_LONG,
     f"prepare --target b --task regression --input {LONG}.csv": TOO_LONG,

@@ -117,7 +117,6 @@ def test_two_ranks_train_stop_resume_and_evaluate_as_one(cell, place):
     workload = cell["workload"]
     folder = place(workload)
     train_ranks(project, *flags(workload, 2), "--max-steps", "11", cwd=folder)
-    assert len(losses(folder)) == 11
     train_ranks(project, "--resume", cwd=folder)
     assert_close(folder, workload, place)
     assert len(list((folder / "runs").iterdir())) == 1
