@@ -125,7 +125,7 @@ def series(path: Path) -> None:
     """Some weeks of hours. A split of 15 % of them ends in a half, as in `table`."""
     load, price, _ = values(710).T.round(3)
     times = np.datetime64("2024-01-01T00") + np.arange(710)
-    table = {"date": times, "load": load, "price": price, "constant": [7] * 710}
+    table: dict[str, Any] = {"date": times, "load": load, "price": price, "constant": [7] * 710}
     path.write_text(lines(table))
 
 
@@ -453,7 +453,7 @@ def test_documented_commands_of_a_script_run(tmp_path):
 # --- answers
 
 
-PACKAGE_ONLY = {
+PACKAGE_ONLY: dict[str, Any] = {
     "loader": "chunk",
     "framework": "lightning",
     "distributed": "ddp",

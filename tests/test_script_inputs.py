@@ -29,7 +29,6 @@ EVERYWHERE = {
     "https://me:secret@host/a.csv": "https:/…@host/a.csv",
     "--width": "--width: expected one argument",
     "--batch-size 1.5": "--batch-size/--batch_size: invalid int value: '1.5'",
-    "--seed ''": "--seed: invalid int value: ''",
     "--seed 5000000000": "out of range: --seed: use 0 to 4294967295",
     "--width 0": "0 is out of range: --width: use 1 to",
     "--learning_rate nan": "nan is out of range: --learning_rate",
@@ -200,7 +199,6 @@ OWN: dict[str, dict[str, str]] = {
     },
     "llm": {
         "--width 6": "heads do not fit: --width: use a multiple of 8",
-        "--block_size 0": "out of range: --block_size",
         "--init_from nowhere": "no weights of this model: nowhere: check --init_from",
         **ONE_FILE,
     },
@@ -216,7 +214,6 @@ OWN: dict[str, dict[str, str]] = {
     "windows": {
         "--purge 9990": "no window is left: --split 0.7,0.15,0.15: use a smaller --purge",
         "--purge -2": "out of range: --purge",
-        "--shuffle_block 0": "out of range: --shuffle_block",
         "--chunk_size_gb nan": "nan is out of range: --chunk_size_gb",
         **ONE_FILE,
         **SPLITS,

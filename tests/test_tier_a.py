@@ -184,7 +184,7 @@ def test_stolen_releases_of_lightning_are_excluded():
     """2.6.2 and 2.6.3 sent credentials away on import (GHSA-w37p-236h-pfx3)."""
     for project in (REPOSITORY, render(framework="lightning")):
         text = (project / "pyproject.toml").read_text(encoding="utf-8")
-        (line,) = re.findall(r'"(lightning.*)"', text)
+        (line,) = re.findall(r'"(lightning>.*)"', text)
         versions = ("2.6.1", "2.6.2", "2.6.3", "2.6.4")
         assert [*Requirement(line).specifier.filter(versions)] == ["2.6.1", "2.6.4"]
 
