@@ -89,8 +89,8 @@ class Budget(NamedTuple):
 
 # Each limit is what the code had when it was last measured, plus 5 %: a clear version must fit
 # without packing. Limits go down with the code.
-DEFAULT = Budget(74, 7, 40_600, 10.2, 350, 0, 0)
-TABULAR = Budget(73, 7, 43_000, 10.2, 350, 0, 0)
+DEFAULT = Budget(67, 7, 38_900, 10.2, 350, 0, 0)
+TABULAR = Budget(67, 7, 39_900, 10.2, 350, 0, 0)
 # Everything switched on.
 LARGEST = Budget(119, 16, 96_300, 10.4, 360, 0, 0)
 SCRIPTS = {
