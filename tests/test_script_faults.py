@@ -320,5 +320,5 @@ def test_a_checkpoint_runs_no_code_where_torch_is_told_to(tmp_path, monkeypatch)
     hostile = pickle.dumps(functools.partial(os.mkdir, "was-run"))
     name = f"step-00000099-{hashlib.sha256(hostile).hexdigest()[:16]}.pt"
     (last_checkpoint(tmp_path).with_name(name)).write_bytes(hostile)
-    one_error(resume(tmp_path), r"cannot load \(UnpicklingError\)", name)
+    one_error(resume(tmp_path), "cannot load it", name)
     assert not (tmp_path / "was-run").exists()
