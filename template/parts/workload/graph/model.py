@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from .engine.errors import UserError
 from .engine.interfaces import Batch, Output
 
 SLOPE = 0.2  # of the scores below 0 (Veličković et al. 2018)
@@ -304,4 +305,9 @@ def disjoint_graph(neighbors: Tensor) -> tuple[Tensor, Tensor]:
 
 def build_model(settings: Any, facts: dict[str, Any]) -> nn.Module:
     """Build the network for the dataset's metadata: features, window, horizons and scaler."""
+    width = settings.model.width
+    heads = settings.model.heads
+    if width % heads:
+        what = f"a width of {width} is not divisible by {heads} heads"
+        raise UserError(what, "model.width", "make it a multiple of model.heads")
     return Forecaster(settings, facts)

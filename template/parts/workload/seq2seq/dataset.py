@@ -236,7 +236,7 @@ def synthesize(folder: Path, settings: Any) -> None:
 
 
 def docstrings() -> Iterator[tuple[str, str]]:
-    """Yield (body, summary line) of docstrings of the standard library that have both, each once."""
+    """Yield (body, summary line) of the standard library's docstrings that have both, each once."""
     seen = set()
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     for path in modules():

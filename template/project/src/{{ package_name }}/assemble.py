@@ -30,15 +30,15 @@ if TYPE_CHECKING:
     from .engine.settings.config import Settings
 
 
-def open_store(settings: Settings) -> Store:
+def open_store(settings: Settings, synthetic: bool = True) -> Store:
     """Open the prepared dataset.
 
     If nothing was prepared and `data.path` is the default, open a synthetic sample instead; it is
-    made if it does not exist.
+    made if it does not exist. synthetic: False for a run that was trained on other data.
     """
     folder = Path(settings.data.path)
     default = type(settings.data).model_fields["path"].default
-    can_make = hasattr(dataset, "synthesize")
+    can_make = synthetic and hasattr(dataset, "synthesize")
     if can_make and not (folder / MANIFEST).exists() and settings.data.path == default:
         folder = folder / SYNTHETIC
         if not (folder / MANIFEST).exists():

@@ -139,11 +139,14 @@ def train_run(
     options: further arguments of `Session`.
     """
     from ..assemble import assemble, open_store
+    from ..engine.data.store import Store
     from ..engine.run.session import Session
     from ..train import train
 
     def build(settings: Settings) -> Project:
-        return assemble(settings, distributed, open_store(settings))
+        # A resumed run whose data are gone must not continue on others.
+        store = open_store(settings, Store.was_synthetic(folder))
+        return assemble(settings, distributed, store)
 
     resumed = distributed.gather_objects((folder / CONFIG).exists())[0]
     session = Session(folder, settings, build, distributed, resumed=resumed, **options)

@@ -119,7 +119,7 @@ def add_input(
         "--missing",
         action="append",
         metavar="TEXT",
-        help="text of a missing cell, such as `?`, besides empty ones, NA, nan and null; repeatable",
+        help="text of a missing cell, such as `?`, besides empty, NA, nan and null; repeatable",
     )
     if times:
         add(

@@ -150,6 +150,12 @@ class Store:
         """Keep the manifest in the run's folder."""
         write_json(run / REMEMBERED, self.manifest)
 
+    @staticmethod
+    def was_synthetic(run: Path) -> bool:
+        """Whether a run was trained on synthetic data, or has no record of its data yet."""
+        manifest = read_json(run / REMEMBERED)
+        return not manifest or manifest["source"].get("kind") == SYNTHETIC
+
     @classmethod
     def remembered(cls, run: Path) -> Store:
         """Return the data that a run was trained on, without rows."""
