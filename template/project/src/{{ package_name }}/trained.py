@@ -64,10 +64,8 @@ def open_run(
     distributed = Distributed()
     checkpoint = Checkpoint(folder / "checkpoints", distributed)
     saved = checkpoint.find(arguments.checkpoint)
-    if needs_data:
-        store = open_store(settings, Store.was_synthetic(folder))
-    else:
-        store = Store.remembered(folder)
+    synthetic = Store.was_synthetic(folder)
+    store = open_store(settings, synthetic) if needs_data else Store.remembered(folder)
     if saved["must_match"].get("data") != store.fingerprint:
         what = "the run was trained on other data"
         remedy = "set --data.path to the data of the run, or prepare the same data again"
