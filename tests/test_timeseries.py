@@ -162,7 +162,7 @@ BAD: dict[str, tuple[str, str, str]] = {
     ),
     "nothing to fill with": (with_line(1, "2019,1,,3"), "--fill last", "row 1, column"),
     "no time": (with_line(5, "soon,1,2,3"), "", "'soon' is not a time .*row 5, column 'date'"),
-    "an empty time": (with_line(5, ",1,2,3"), "", "'None' is not later .*row 5, column 'date'"),
+    "an empty time": (with_line(5, ",1,2,3"), "", "an empty cell: .*row 5, column 'date'"),
     "another column to drop": (GOOD, "--drop wav", "no column 'wav': .*did you mean one of wave"),
     "times alone": ("date\n2020\n2021\n", "", "no column of numbers"),
     "no history": (GOOD, "--history 0", "no window without rows: --history"),

@@ -127,8 +127,9 @@ def read_times(block: Block, name: str, last: int) -> np.ndarray:
     is_wrong = np.isnat(times) | (np.diff(seconds, prepend=last) <= 0)
     if is_wrong.any():
         row = int(is_wrong.argmax())
-        cell = block.column(name)[row]
-        raise block.error(f"'{cell}' is not later than the time before", row, name, SORT)
+        cell = block.column(name)[row].as_py()
+        what = f"'{cell}' is not later than the time before" if cell else "an empty cell"
+        raise block.error(what, row, name, SORT)
     return seconds
 
 

@@ -20,6 +20,8 @@ SPLITS = ("train", "validation", "test")
 Lines = list[tuple[str, ...]]
 """What a summary says of each column: name, type, mean, standard deviation and missing values."""
 
+HEADER = ("column", "type", "mean", "std", "missing")
+
 
 def split_shares(split: str) -> list[float]:
     """Return the three numbers in `--split`: fractions, which add up to 1, or counts.
@@ -73,7 +75,7 @@ def destination(path: str, dry_run: bool) -> Iterator[Path]:
 
 def print_summary(data: Store | StoreWriter, dry_run: bool, columns: Lines | None = None) -> None:
     """Print the columns, where the data are, and the next command."""
-    for column in columns or []:
+    for column in [HEADER, *columns] if columns else []:
         print("  {:24.24}{:>10}{:>14}{:>14}{:>10}".format(*column))
     if dry_run:
         print("written to: nowhere, because of --dry-run")
