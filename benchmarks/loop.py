@@ -351,7 +351,6 @@ class Project:
             optimizations=[],
             optimization_lines=list,
             loader=lambda *_, **__: InMemory(self.data),
-            startup_notes=lambda *loaders: [],
             precision=self.module("engine.compute.precision").Precision("fp32", device),
         )
 

@@ -77,6 +77,16 @@ def test_each_weight_is_optimized_once_and_only_matrices_decay(fused):
         assert group["foreach"] is None, "PyTorch's default: on a GPU a kernel for many weights"
 
 
+def test_recomputed_blocks_compile_whole():
+    """Dynamo skips the frames of `checkpoint`; with `fullgraph`, that is an error."""
+    block = Own()
+    x = torch.randn(3, 4)
+    eager = block(x)
+    engine("compute.optimization").checkpoint_blocks([block])
+    compiled = torch.compile(block._call_impl, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x), eager, rtol=0, atol=0)
+
+
 def test_activation_checkpointing_is_off_without_gradients():
     block = Own()
     calls: list[int] = []

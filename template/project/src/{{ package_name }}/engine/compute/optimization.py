@@ -5,8 +5,8 @@ Settings in `config.yaml` control them, and `describe` reports at every start wh
 
 from __future__ import annotations
 
+import functools
 import os
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -55,7 +55,22 @@ def checkpoint_blocks(blocks: list[nn.Module]) -> None:
     for block in blocks:
         # A head is left out, because its backward follows its forward at once.
         if getattr(block, "recomputes", True):
-            block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+            block.forward = _checkpointed(block.forward)
+
+
+def _checkpointed(forward: Any) -> Any:
+    """Return a forward that is recomputed in backward.
+
+    It is a function of this file, because TorchDynamo compiles no frame of `checkpoint` itself.
+    """
+
+    @functools.wraps(forward)
+    def run(*inputs: Any, **named: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return forward(*inputs, **named)
+        return checkpoint(forward, *inputs, use_reentrant=False, **named)
+
+    return run
 
 
 def compiles(settings: Settings, capability: Capability | None) -> tuple[bool, str]:
@@ -158,7 +173,12 @@ def describe(
     for name, setting, state, reason in rows:
         if isinstance(state, bool):
             state = "on" if state else "off"
-        why = f"{setting} {settings.value(setting)}".lower()  # true and false, as in YAML
+        value = settings.value(setting)
+        if isinstance(value, bool):
+            value = str(value).lower()
+        elif isinstance(value, tuple):
+            value = ", ".join(value)
+        why = f"{setting} {value}"
         if reason:
             why += f": {reason}"
         described.append({"name": name, "state": str(state), "why": why})
