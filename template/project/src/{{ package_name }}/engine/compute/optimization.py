@@ -59,7 +59,7 @@ def checkpoint_blocks(blocks: list[nn.Module]) -> None:
 
 
 def _checkpointed(forward: Any) -> Any:
-    """Return a forward that is recomputed in backward.
+    """Return a forward whose activations are checkpointed.
 
     It is a function of this file, because TorchDynamo compiles no frame of `checkpoint` itself.
     """
