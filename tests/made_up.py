@@ -107,7 +107,7 @@ def lines(table: dict[str, list], mark: str = ",") -> str:
 
 
 def with_column(**more: list) -> str:
-    return lines(columns(**more))
+    return lines(columns() | more)
 
 
 def with_cell(name: str, cell: str, row: int = 7) -> str:
