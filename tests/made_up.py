@@ -31,8 +31,10 @@ def project_of(workload: str, **answers: str) -> Path:
 def prepare(folder: Path, workload: str, path: str, flags: str = "", data: str = "data") -> Result:
     """What `prepare --input path` did; flags with spaces between."""
     main = imported(project_of(workload), "__main__").main
-    given = f"{WORDS.get(workload.partition('+')[0], '')} {flags}".split()
-    words = ["prepare", "--input", path, "--data.path", data, *given]
+    given = f"{WORDS.get(workload.partition('+')[0], '')} {flags}"
+    if "--frames" in flags:
+        given = given.replace("--history 24", "", 1)
+    words = ["prepare", "--input", path, "--data.path", data, *given.split()]
     out = io.StringIO()
     err = io.StringIO()
     folder.mkdir(parents=True, exist_ok=True)

@@ -16,7 +16,7 @@ from test_timeseries import GOOD, SMALL, text, windows
 from workload import Workload
 
 FRAMES = Workload("timeseries+frames")
-THREE = "--frames H1,H4,D1 --history 24,12,5"
+THREE = "--frames H1=24,H4=12,D1=5"
 
 
 def of_split(folder: Path, split: str) -> list[Any]:
@@ -55,9 +55,9 @@ def test_bars_are_as_a_slow_reading_makes_them(tmp_path):
     closed."""
     table = np.random.default_rng(3).normal(size=(500, 6))
     content = text(table, names="Open,High,Low,Close,Volume,Other")
-    prepared(tmp_path, "timeseries+frames", content, "--frames H1,H4 --aggregate Other=max")
+    prepared(tmp_path, "timeseries+frames", content, "--frames H1=24,H4=24 --aggregate Other=max")
     table = table.astype(np.float32)
-    reach = store(tmp_path, "timeseries+frames").facts["reach"]
+    reach = store(tmp_path, "timeseries+frames").arrays["windows"].rows()[0]
     for number, window in enumerate(of_split(tmp_path, "train")):
         known = reach + number  # rows 0 to known − 1 have closed
         first = known // 4 * 4 - 24 * 4
@@ -74,7 +74,7 @@ def test_bars_are_as_a_slow_reading_makes_them(tmp_path):
 
 
 def test_a_grid_with_jitter_is_that_grid(tmp_path):
-    flags = "--frames M15,H1"
+    flags = "--frames M15=24,H1=24"
     out = prepared(tmp_path / "odd", "timeseries+frames", series(jittered()), flags).out
     assert "times jitter around a grid of 900 s" in out
     assert "gaps" not in out
@@ -86,7 +86,7 @@ def test_a_grid_with_jitter_is_that_grid(tmp_path):
     assert bars[0][:rows] == bars[1][:rows]
 
 
-@pytest.mark.parametrize("frames", ["M15,H1", "M30,H1,H4"])
+@pytest.mark.parametrize("frames", ["M15=24,H1=24", "M30=24,H1=24,H4=24"])
 @pytest.mark.parametrize("seed", range(3))
 def test_no_window_sees_an_open_bar_of_jittered_times(frames, seed, tmp_path):
     """A value is the number of the last row in it: no frame knows a later one than the first."""
@@ -95,7 +95,7 @@ def test_no_window_sees_an_open_bar_of_jittered_times(frames, seed, tmp_path):
     times[500::50] += 700
     content = lines({"date": list(times), "row": list(range(len(times)))})
     prepared(tmp_path, "timeseries+frames", content, f"--frames {frames} --horizon 1")
-    names = frames.split(",")
+    names = [name.partition("=")[0] for name in frames.split(",")]
     for window in of_split(tmp_path, "train") + of_split(tmp_path, "validation"):
         known = window[names[0]].max()
         assert known < window["target"].min()
@@ -217,20 +217,20 @@ def test_a_run_without_windows_across_gaps_trains_evaluates_and_forecasts(tmp_pa
 
 # name: flags, the error
 BAD: dict[str, tuple[str, str]] = {
-    "frames in another order": ("--frames H4,H1", "H1: .*finest first"),
-    "too fine a frame": ("--frames M30", "M30: .*multiples of 3600 s"),
-    "no frame": ("--frames X1", "no time frame 'X1'"),
+    "frames in another order": ("--frames H4=9,H1=9", "H1: .*finest first"),
+    "too fine a frame": ("--frames M30=9", "M30: .*multiples of 3600 s"),
+    "no frame": ("--frames X1=9", "no time frame 'X1'"),
     "no gap": ("--max-gap 2h", "no time frame '2h': --frames, --max-gap"),
     "each row is behind a gap": ("--max-gap M5", "no window fits into the 700 rows of the split"),
-    "too many histories": ("--frames H1,H4 --history 1,2,3", "--history: .*2 for H1, H4"),
-    "no number": ("--history many", "--history: invalid numbers value: 'many'"),
-    "no history": ("--frames H1,H4 --history 0,1", "no window without rows: --history"),
+    "no number": ("--frames H1=24,H4", "--frames: invalid numbers value: 'H1=24,H4'"),
+    "a history of no frame": ("--history 9 --frames=H1=24", "not allowed with argument --"),
+    "no history": ("--frames H1=0,H4=1", "no window without rows: --history"),
     "too long a history": (
-        "--frames H1,D1 --history 24,900",
+        "--frames H1=24,D1=900",
         "no window fits into the 700 rows of the split train",
     ),
-    "no rule": ("--frames H1,D1 --aggregate wave=mean", "no rule 'mean'"),
-    "another column": ("--frames H1,D1 --aggregate wav=max", "no column 'wav'"),
+    "no rule": ("--frames H1=24,D1=5 --aggregate wave=mean", "no rule 'mean'"),
+    "another column": ("--frames H1=24,D1=5 --aggregate wav=max", "no column 'wav'"),
 }
 
 

@@ -220,7 +220,7 @@ def test_a_bad_file_is_one_line(ant, says, tmp_path):
         ("--window 1", ["1 is too few", "--window", "at least 2"]),
         ("--horizons 2,2", ["'2,2' is not a list of horizons"]),
         ("--horizons 1,40", ["40 days is longer than the validation split of 25", "1,40"]),
-        ("--split 300,20,20", ["210 days cannot be split into 300, 20, 20"]),
+        ("--split 300,20,20", ["210 cannot be split into 300, 20, 20"]),
         ("--input nowhere", ["no such file or folder", "nowhere"]),
     ],
 )

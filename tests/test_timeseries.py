@@ -162,7 +162,7 @@ BAD: dict[str, tuple[str, str, str]] = {
     ),
     "nothing to fill with": (with_line(1, "2019,1,,3"), "--fill last", "row 1, column"),
     "no time": (with_line(5, "soon,1,2,3"), "", "'soon' is not a time .*row 5, column 'date'"),
-    "an empty time": (with_line(5, ",1,2,3"), "", "an empty cell: .*row 5, column 'date'"),
+    "an empty time": (with_line(5, ",1,2,3"), "", "'' is not a time .*row 5, column 'date'"),
     "another column to drop": (GOOD, "--drop wav", "no column 'wav': .*did you mean one of wave"),
     "times alone": ("date\n2020\n2021\n", "", "no column of numbers"),
     "no history": (GOOD, "--history 0", "no window without rows: --history"),
@@ -193,7 +193,8 @@ def test_gaps_empty_cells_and_constant_columns_are_said_and_trained(tmp_path):
     del rows[300:340]
     out = prepared(tmp_path, "timeseries", "\n".join(rows), "--fill last").out
     assert "gaps in time, which windows run across: 1" in out
-    assert re.search("noise +constant", out)
+    assert "note: column 'noise' is constant in the training rows" in out
+    assert re.search(r"noise +7 +1\b", out)
     done(tmp_path, *SMALL)
     assert all(np.isfinite(float.fromhex(loss)) for _, loss in losses(tmp_path))
 

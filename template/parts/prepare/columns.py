@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from ..engine.errors import UserError
 from .rows import Table
-from .tables import FLOAT32_MAX, STRING, Block, Source, encode, number, place_of
+from .tables import FLOAT32_MAX, STRING, Block, Source, number, place_of
 
 if TYPE_CHECKING:
     from ..engine.data.store import StoreWriter
@@ -66,8 +66,10 @@ def read_table(
 
 def number_values(column: pa.Array, code_of: dict[str, int]) -> np.ndarray:
     """Return codes (rows,) int32, 0 for missing cells; add values that are new to `code_of`."""
-    places, values = encode(column)
+    encoded = column.cast(STRING).dictionary_encode()
+    values = encoded.dictionary.to_pylist()
     codes = [code_of.setdefault(value, len(code_of) + 1) for value in values]
+    places = encoded.indices.fill_null(-1).to_numpy()
     return np.array([*codes, 0], np.int32)[places]
 
 

@@ -15,8 +15,7 @@ import numpy as np
 
 from ..engine.data.store import Store, StoreWriter
 from ..engine.errors import UserError
-from .scaling import BLOCK_ROWS, Scaler
-from .splits import Lines
+from .scaling import BLOCK_ROWS, Lines, Scaler
 
 # Rows are gathered and written in pieces of this size, which fit into the processor's cache.
 PIECE_ROWS = 16_384

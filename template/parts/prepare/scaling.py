@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from .splits import Lines
-
 # Sums are over blocks of this size, so that results do not depend on how a file is divided.
 BLOCK_ROWS = 65_536
 TINY = np.finfo(np.float32).tiny
 ROUNDING = 1e-13  # relative; sums of equal float64 numbers may be off by less
+
+Lines = list[tuple[str, ...]]
+"""What a summary says of each column: name, type, mean, standard deviation and missing values."""
+
+HEADER = ("column", "type", "mean", "std", "missing")
 
 
 class Scaler:
@@ -58,10 +61,16 @@ class Scaler:
         return self.mean, np.where(std > 0, std, 1)
 
     def columns(self, names: list[str]) -> Lines:
-        """Return the lines that `splits.print_summary` prints for these columns."""
+        """Return the lines that `print_columns` prints for these columns."""
         missing = 1 - self.count / self.rows
         lines: Lines = []
         for name, mean, std, fraction in zip(names, self.mean, self.std(), missing, strict=True):
             kind = "number" if std else "constant"
             lines.append((name, kind, f"{mean:.6g}", f"{std:.6g}", f"{fraction:.1%}"))
         return lines
+
+
+def print_columns(lines: Lines) -> None:
+    """Print a table of the columns."""
+    for line in (HEADER, *lines):
+        print("  {:24.24}{:>10}{:>14}{:>14}{:>10}".format(*line))

@@ -11,16 +11,21 @@ import numpy as np
 
 from ..engine.data.store import StoreWriter
 from ..engine.errors import UserError
-from .scaling import BLOCK_ROWS, Scaler
-from .splits import Lines
 
 if TYPE_CHECKING:
     from .tables import Block, Source
 
 Facts = dict[str, Any]
-JITTER = 0.1  # rows may be early or late by this fraction of their usual distance
+BLOCK_ROWS = 65_536
+TINY = np.finfo(np.float32).tiny
+ROUNDING = 1e-13  # relative; sums of equal float64 numbers may be off by less
+JITTER = 0.2  # distances of rows may differ from the usual one by this fraction
 BEFORE_ALL = np.iinfo(np.int64).min // 2  # earlier than any time
 FIX = "fix it, or see --time-column, --drop, --missing and --decimal"
+NO_TIME = (
+    "fix it, or give the format, such as --time-format '%d.%m.%Y %H:%M', or the unit of whole "
+    "numbers, such as --time-format ms; see also --time-column, which may be none"
+)
 SORT = (
     "fill in missing times, sort the rows, and keep one per time (read to the second); if no "
     "column is a time, `prepare` with --time-column none"
@@ -46,7 +51,6 @@ class Series:
 def read_series(
     writer: StoreWriter,
     source: Source,
-    flags: dict[str, Any],
     names: Sequence[str] = (),
     arrays: tuple[str, str] = ("rows", "time"),
 ) -> Series:
@@ -55,13 +59,13 @@ def read_series(
     names: the columns to read; by default all but the time and those of --drop. Raises `UserError`,
     with row and column, for a table that is not a series.
     """
-    time = flags.get("time_column")
-    fill = flags.get("fill")
+    time = source.flags.get("time_column")
+    fill = source.flags.get("fill")
     last_time = -1 if time == "none" else BEFORE_ALL
     last_values: dict[str, float] = {}
     for block in source.blocks():
         time = time or next(iter(block.columns))
-        names = names or choose_columns(block, time, flags["drop"])
+        names = names or choose_columns(block, time, source.flags["drop"])
         columns = []
         for name in names:
             column = block.numbers(name, FIX)
@@ -69,10 +73,10 @@ def read_series(
                 column = fill_gaps(column, last_values.get(name, np.nan))
                 last_values[name] = column[-1]
             check_known(block, name, column)
-            columns.append(column.astype(np.float32))
+            columns.append(column)
         times = read_times(block, time, last_time)
         last_time = times[-1]
-        writer.append(arrays[0], np.stack(columns, 1))
+        writer.append(arrays[0], np.stack(columns, 1, dtype=np.float32))
         writer.append(arrays[1], times)
 
     writer.source = {"file": source.path.name, **source.style, "time_column": time, "fill": fill}
@@ -99,10 +103,11 @@ def fill_gaps(column: np.ndarray, last: float) -> np.ndarray:
 
     last: the value before the first row.
     """
-    padded = np.append(last, column)
-    rows = np.arange(len(padded))
-    last_known = np.maximum.accumulate(np.where(np.isnan(padded), 0, rows))
-    return padded[last_known[1:]]
+    import pyarrow as pa
+    from pyarrow.compute import fill_null_forward
+
+    cells = pa.array(np.append(last, column), from_pandas=True)  # null for NaN
+    return fill_null_forward(cells).to_numpy(zero_copy_only=False)[1:]
 
 
 def check_known(block: Block, name: str, column: np.ndarray) -> None:
@@ -122,15 +127,13 @@ def read_times(block: Block, name: str, last: int) -> np.ndarray:
 
     if name == "none":
         return last + 1 + np.arange(block.num_rows)
-    times = block_times(block, name)
-    seconds = times.astype(np.int64)
-    is_wrong = np.isnat(times) | (np.diff(seconds, prepend=last) <= 0)
+    times = block_times(block, name, NO_TIME).astype(np.int64)
+    is_wrong = np.diff(times, prepend=last) <= 0
     if is_wrong.any():
         row = int(is_wrong.argmax())
-        cell = block.column(name)[row].as_py()
-        what = f"'{cell}' is not later than the time before" if cell else "an empty cell"
+        what = f"'{block.column(name)[row]}' is not later than the time before"
         raise block.error(what, row, name, SORT)
-    return seconds
+    return times
 
 
 def find_step(times: np.ndarray) -> int:
@@ -141,7 +144,7 @@ def find_step(times: np.ndarray) -> int:
     gaps = 0
     for start in range(0, len(times), BLOCK_ROWS):
         distances = np.diff(times[start : start + BLOCK_ROWS + 1])
-        gaps += int((distances > (1 + 2 * JITTER) * step).sum())
+        gaps += int((distances > (1 + JITTER) * step).sum())
     if gaps:
         print(f"note: gaps in time, which windows run across: {gaps:,}")
     return step
@@ -150,23 +153,23 @@ def find_step(times: np.ndarray) -> int:
 # --- what a model is built from
 
 
-def describe_frame(name: str, series: Series, history: int, num_known: int) -> tuple[Facts, Lines]:
-    """Return the metadata of an array, and a summary line for each of its columns.
-
-    The scales come from its first `num_known` rows.
-    """
-    scaler = Scaler(len(series.names))
-    for start in range(0, num_known, BLOCK_ROWS):
-        scaler.add(series.values[start : min(start + BLOCK_ROWS, num_known)])
-    mean, std = scaler.scale()
-    facts = {
+def describe_frame(name: str, series: Series, history: int, num_known: int) -> Facts:
+    """Return the metadata of an array. The scales come from its first `num_known` rows."""
+    known = series.values[:num_known]
+    blocks = [known[start : start + BLOCK_ROWS] for start in range(0, num_known, BLOCK_ROWS)]
+    mean = sum(block.sum(0, dtype=np.float64) for block in blocks) / num_known
+    squares = sum(np.square(block - mean).sum(0) for block in blocks)
+    std = np.sqrt(squares / num_known)
+    is_constant = std <= TINY + ROUNDING * np.abs(mean)
+    for column in np.array(series.names)[is_constant]:
+        print(f"note: column '{column}' is constant in the training {name}")
+    return {
         "name": name,
         "history": history,
         "step": series.step,
         "mean": mean.tolist(),
-        "std": std.tolist(),
+        "std": np.where(is_constant, 1, std).tolist(),
     }
-    return facts, scaler.columns(series.names)
 
 
 def describe(names: list[str], targets: list[int], horizon: int, frames: list[Facts]) -> Facts:
@@ -182,6 +185,14 @@ def describe(names: list[str], targets: list[int], horizon: int, frames: list[Fa
         "target_mean": [[frames[0]["mean"][place] for place in targets]],
         "target_std": [[frames[0]["std"][place] for place in targets]],
     }
+
+
+def print_columns(facts: Facts) -> None:
+    """Print the scales of the columns of the first frame."""
+    frame = facts["frames"][0]
+    print(f"  {'column':24}{'mean':>14}{'std':>14}")
+    for name, mean, std in zip(facts["columns"], frame["mean"], frame["std"], strict=True):
+        print(f"  {name:24.24}{mean:>14.6g}{std:>14.6g}")
 
 
 def count_windows(
@@ -206,7 +217,7 @@ def count_windows(
 
 def is_close(step: int, usual_step: int) -> bool:
     """Whether a distance of rows is the usual one, with jitter."""
-    return abs(step - usual_step) <= 2 * JITTER * usual_step
+    return abs(step - usual_step) <= JITTER * usual_step
 
 
 def check_step(series: Series, usual_step: int, where: str) -> None:

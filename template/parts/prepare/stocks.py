@@ -78,18 +78,17 @@ def tickers_of(block: Block, column: dict[str, str], path: Path) -> tuple[np.nda
     """Return the index (n,) of each row's ticker in a list, and the list."""
     import numpy as np
 
-    from ..prepare.tables import encode
-
     if "ticker" not in column:
         name = Path(path.name.removesuffix(".gz")).stem
         return np.zeros(block.num_rows, int), [name]
 
-    places, tickers = encode(block.column(column["ticker"]))
+    encoded = block.column(column["ticker"]).dictionary_encode()
+    places = encoded.indices.fill_null(-1).to_numpy()
     if (places < 0).any():
         row = int((places < 0).argmax())
         remedy = "fill it in, or remove the row"
         raise block.error("a ticker is missing", row, column["ticker"], remedy)
-    return places, tickers
+    return places, encoded.dictionary.to_pylist()
 
 
 def dates(block: Block, name: str) -> np.ndarray:
@@ -98,14 +97,13 @@ def dates(block: Block, name: str) -> np.ndarray:
 
     from .times import block_times
 
-    times = block_times(block, name)
+    remedy = "write it as 2024-01-31, or give the format, such as --time-format %d.%m.%Y"
+    times = block_times(block, name, remedy)
     days = times.astype("M8[D]")
-    is_wrong = days != times  # also if one is missing
+    is_wrong = days != times
     if is_wrong.any():
         row = int(is_wrong.argmax())
-        cell = block.column(name)[row].as_py() or ""
-        remedy = "write it as 2024-01-31, or see --time-format"
-        raise block.error(f"'{cell}' is not a date", row, name, remedy)
+        raise block.error(f"'{block.column(name)[row]}' is not a date", row, name, remedy)
     return days.astype(np.int64)
 
 

@@ -35,14 +35,9 @@ MISSING = ["", "NA", "na", "nan", "NaN", "null", "NULL"]  # cells without a valu
 TABLE = re.compile(r"[^.].*\.(csv|tsv|parquet|pq|feather|arrow)(\.gz)?", re.IGNORECASE)
 UNREADABLE = (OSError, pa.ArrowException, ValueError, TypeError, LookupError)
 
-# How files are written, unless flags or earlier files differ.
-STYLE: dict[str, Any] = {
-    "delimiter": None,  # detected in the first CSV file
-    "decimal": None,  # detected in the first CSV file
-    "encoding": "utf-8",
-    "missing": [],
-    "time_formats": {},  # by column
-}
+# How files are written. Delimiter and decimal mark are detected in the first CSV file, unless they
+# are given.
+STYLE = ("delimiter", "decimal", "encoding", "missing", "time_format")
 SAMPLE_BYTES = 64 << 10  # from the beginning of a file
 DELIMITERS = ",;\t|"
 # Not `1,234`, whose comma may separate thousands.
@@ -53,19 +48,20 @@ class Source:
     """A table in one file, or in the files of a folder."""
 
     def __init__(self, path: Path, flags: dict[str, Any], known: dict[str, Any] | None = None):
-        """Combine the defaults, `known` and the flags; later ones win.
+        """Look for the file, or the files of the folder. Raises `UserError` if there is none.
 
-        flags: values of the flags of `add_input`, None if not given. known: `style` of earlier
-        files of this kind. Raises `UserError` if there is no such file.
+        flags: those of the command, None if not given. known: those of earlier files of this kind,
+        which flags override.
         """
-        earlier = {**STYLE, **(known or {})}
+        given = {name: value for name, value in flags.items() if value is not None}
         self.path = path
         self.files = find_files(path)
-        self.flags = flags
-        self.style = {name: flags.get(name) or earlier[name] for name in STYLE}
-        self.style["time_formats"] = dict(earlier["time_formats"])
-        self.missing = [*MISSING, *self.style["missing"]]
-        self.gaps = [gap for gap in map(number, self.style["missing"]) if gap < np.inf]
+        self.flags = {**(known or {}), **given}
+        self.style = {name: self.flags.get(name) for name in STYLE}
+        self.encoding = self.style["encoding"] or "utf-8"
+        marks = self.style["missing"] or []
+        self.missing = [*MISSING, *marks]
+        self.gaps = [gap for gap in map(number, marks) if gap < np.inf]
 
     def blocks(self) -> Iterator[Block]:
         """Yield all rows, block by block. Raises `UserError` for files that are not a table."""
@@ -99,7 +95,7 @@ class Source:
 
         header = self._read_header(path)
         read = arrow_csv.ReadOptions(
-            use_threads=False, block_size=BLOCK_BYTES, encoding=self.style["encoding"]
+            use_threads=False, block_size=BLOCK_BYTES, encoding=self.encoding
         )
         parse = arrow_csv.ParseOptions(delimiter=self.style["delimiter"], newlines_in_values=True)
         convert = arrow_csv.ConvertOptions(
@@ -114,19 +110,15 @@ class Source:
         with pa.input_stream(str(path)) as file:  # decompresses `.gz` files
             content = file.read(SAMPLE_BYTES)
         # Reading the table reports invalid characters.
-        text = content.decode(self.style["encoding"], "replace").lstrip("\ufeff\r\n")
+        text = content.decode(self.encoding, "replace").lstrip("\ufeff\r\n")
         if "\0" in text:
             remedy = "export a workbook as CSV; if it is text in UTF-16, add --encoding utf-16"
             raise UserError("a NUL byte, as in a binary file", str(path), remedy)
 
         style = self.style
         if not style["delimiter"]:
-            header = text.splitlines()[:1]
-
-            def num_cells(mark: str) -> int:
-                return sum(map(len, csv.reader(header, delimiter=mark)))
-
-            style["delimiter"] = max(DELIMITERS, key=num_cells)
+            header = re.sub('"[^"]*"', "", text.partition("\n")[0])  # without quoted names
+            style["delimiter"] = max(DELIMITERS, key=header.count)
         lines = io.StringIO(text, "")
         rows = list(csv.reader(lines, delimiter=style["delimiter"])) or [[]]
         if not style["decimal"]:
@@ -219,10 +211,9 @@ class Block:
             cells = self._with_points(self._column(name)).cast(pa.float64(), safe=False)
             values = cells.to_numpy(zero_copy_only=False)
         except pa.ArrowException:
-            # Some cells are texts or times, or Arrow cannot read them. Python reads each distinct
-            # cell once.
-            places, texts = encode(self._with_points(self.column(name)))
-            values = np.array([*map(number, texts), np.nan])[places]
+            # Some cells are texts or times, or Arrow cannot read them, such as ` 1` or `+1`.
+            cells = self._with_points(self.column(name).cast(STRING))
+            values = np.array([number(cell) for cell in cells.to_pylist()])
         for gap in self.source.gaps:
             values = np.where(values == gap, np.nan, values)
         return values
@@ -247,14 +238,10 @@ class Block:
         return values
 
 
-def encode(column: pa.Array) -> tuple[np.ndarray, list[str]]:
-    """Return indices (rows,) into the list of distinct cells, −1 if missing; and that list."""
-    encoded = column.cast(STRING).dictionary_encode()
-    return encoded.indices.fill_null(-1).to_numpy(), encoded.dictionary.to_pylist()
-
-
-def number(cell: str) -> float:
-    """Return the number in a cell, or infinity."""
+def number(cell: str | None) -> float:
+    """Return the number in a cell: NaN if it is missing, infinity if it has none."""
+    if cell is None:
+        return np.nan
     try:
         return float(cell.replace("_", "x"))  # Python reads 1_2 as 12
     except ValueError:

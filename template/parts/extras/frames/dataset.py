@@ -30,8 +30,8 @@ class Samples:
 
     A window belongs to the split that contains all its targets. The history of a training window is
     also in the training rows, while later histories reach back across the border. The split
-    `input` has no targets: its last window forecasts the rows after the data. With `--max-gap`, the
-    array `windows` has the rows of the first targets; the other windows are left out.
+    `input` has no targets: its last window forecasts the rows after the data. The array `windows`
+    has the rows of the first targets.
     """
 
     training = False  # set by the code that builds the loader
@@ -46,31 +46,22 @@ class Samples:
         for lanes in discover("hooks", "orders"):  # the extra `lanes`
             self.orders = lanes.orders(settings, self.base["history"])
         self.horizon = facts["horizon"] if split != "input" else 0
-        self.first = max(first, facts["reach"])  # row of the first target
-        self.count = max(last - self.horizon - self.first + 1, 0)
-        self._rows = None
-        if "windows" in store.arrays:
-            self._rows = self._without_gaps(settings)
-            self.count = len(self._rows)
+        if settings and settings.data.order == "lanes" and store.source.get("max_gap"):
+            what = "lanes read every window, and --max-gap left some out"
+            raise UserError(what, "data.order", "use another order, or prepare without --max-gap")
+        windows = store.arrays["windows"].rows()
+        begin, end = np.searchsorted(windows, [first, last - self.horizon + 1])
+        self._first_targets = windows[begin:end]
         self._closed = []
         for frame in self.others:
             self._closed.append(store.arrays[f"{frame['name']}.closed"].rows())
 
-    def _without_gaps(self, settings: Sections | None) -> np.ndarray:
-        """Return the rows of the split's first targets, of windows without a long gap."""
-        if settings and settings.data.order == "lanes":
-            what = "lanes read every window, and --max-gap left some out"
-            raise UserError(what, "data.order", "use another order, or prepare without --max-gap")
-        rows = self.store.arrays["windows"].rows()
-        first, last = np.searchsorted(rows, [self.first, self.first + self.count])
-        return rows[first:last]
-
     def __len__(self) -> int:
-        return self.count
+        return len(self._first_targets)
 
     def first_targets(self, indices: np.ndarray) -> np.ndarray:
         """Return the row of the first target of each sample."""
-        return indices + self.first if self._rows is None else self._rows[indices]
+        return self._first_targets[indices]
 
     def spans(self, indices: np.ndarray, epoch: int) -> dict[str, Spans]:
         rows = self.first_targets(indices)
@@ -174,9 +165,9 @@ def write_new(folder: Path, source: Source, trained: Store) -> None:
     step = facts["frames"][0]["step"]
     histories = {frame["name"]: frame["history"] for frame in facts["frames"]}
     with StoreWriter(folder, WORKLOAD) as writer:
-        series = read_series(writer, source, flags, facts["columns"], TEMPORARY)
-        frames = make_frames(series, histories, flags.get("aggregate", {}), step)
+        series = read_series(writer, source, facts["columns"], TEMPORARY)
+        frames = make_frames(series, histories, flags.get("aggregate", {}))
         base = frames[0].bars
         check_step(base, step, str(source.path))
         write_frames(writer, frames, {"input": [0, len(base)]}, 0, flags.get("max_gap"))
-        writer.facts = {**facts, **writer.facts}
+        writer.facts = facts

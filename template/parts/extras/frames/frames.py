@@ -2,7 +2,8 @@
 
 The prepared dataset has an array for each frame, (rows, C), oldest first. The first frame has the
 targets. For each further frame, `<name>.closed` counts the bars that have closed at each row of the
-first frame. So no window sees a bar before its end.
+first frame. So no window sees a bar before its end. `windows` has the rows of the first targets of
+all windows.
 """
 
 from __future__ import annotations
@@ -15,14 +16,12 @@ import numpy as np
 
 from ..engine.data.store import StoreWriter
 from ..engine.errors import UserError
-from .scaling import BLOCK_ROWS
 from .series import JITTER, Series, count_windows, describe, describe_frame, is_close
-from .splits import Lines, borders
+from .splits import borders
 
 TEMPORARY = (".values", ".times")  # arrays of the series, which are deleted after resampling
 UNITS = {"S": 1, "M": 60, "H": 3600, "D": 86400, "W": 604800}
-MOSTLY = 0.95  # a grid needs this fraction of the rows in their places
-STEPS = [seconds for seconds in range(1, 86401) if 86400 % seconds == 0]  # parts of a day
+GRIDS = [seconds for seconds in range(1, 86401) if 86400 % seconds == 0]  # parts of a day
 
 
 @dataclass(frozen=True)
@@ -35,16 +34,13 @@ class Frame:
     closed: np.ndarray  # (N,) how many of them have closed when a row of the first frame closes
 
 
-def make_frames(
-    series: Series, histories: dict[str, int], rules: dict[str, str], usual_step: int | None = None
-) -> list[Frame]:
+def make_frames(series: Series, histories: dict[str, int], rules: dict[str, str]) -> list[Frame]:
     """Return the frames of these names, finest first; `rows` is the series without resampling.
 
     histories: how many bars a window has, by frame. rules: how to resample a column, if its name
-    has no default in `BY_NAME`. usual_step: that of earlier files.
+    has no default in `BY_NAME`.
     """
-    row_step, tolerance = find_grid(series, usual_step)
-    series = replace(series, step=row_step)
+    series = replace(series, step=find_grid(series))
     frames: list[Frame] = []
     for name, history in histories.items():
         step = series.step if name == "rows" else seconds(name)
@@ -52,7 +48,7 @@ def make_frames(
         if step <= finer_step or step % series.step:
             remedy = f"choose multiples of {series.step} s, the distance of rows, finest first"
             raise UserError(f"a frame of {step} s does not fit here", f"--frames {name}", remedy)
-        bars = resample(series, step, rules, tolerance)
+        bars = resample(series, step, rules)
         base = frames[0].bars if frames else bars
         closed = np.searchsorted(bars.times, base.times + base.step - step, "right")
         frames.append(Frame(name, history, bars, closed))
@@ -71,35 +67,14 @@ def seconds(name: str) -> int:
 # --- resampling
 
 
-def find_grid(series: Series, usual_step: int | None) -> tuple[int, int]:
-    """Return the distance of rows, and how early a row may be.
-
-    The distance is the most frequent one, and the shorter one of two, unless the times jitter
-    around a grid, whose step is `usual_step` or a part of a day.
-    """
-    if len(series) < 2:
-        return 1, 0
-    distances, counts = np.unique(np.diff(series.times), return_counts=True)
-    step = int(distances[counts.argmax()])
-    if usual_step in (None, step) and not (distances % step).any():
-        return step, 0
-
-    grid = min(STEPS, key=lambda seconds: abs(seconds - series.step))
-    if usual_step and is_close(series.step, usual_step):
-        grid = usual_step
-    times = series.times[:BLOCK_ROWS]
-    # The mean place of the rows between two multiples of the step, on a circle.
-    angles = 2j * np.pi * (times % grid) / grid
-    phase = round(np.angle(np.exp(angles).mean()) * grid / (2 * np.pi))
-    is_on_clock = abs(phase) <= JITTER / 2 * grid
-    if is_on_clock:
-        phase = 0
-    late = (times - phase + grid // 2) % grid - grid // 2
-    is_grid = is_close(series.step, grid) and (np.abs(late) <= JITTER * grid).mean() >= MOSTLY
-    if not is_grid:
-        return step, 0
+def find_grid(series: Series) -> int:
+    """Return the distance of rows; if times jitter, the nearest part of a day."""
+    is_exact = not (np.diff(series.times) % series.step).any()
+    grid = min(GRIDS, key=lambda seconds: abs(seconds - series.step))
+    if is_exact or not is_close(series.step, grid):
+        return series.step
     print(f"note: times jitter around a grid of {grid} s, and are taken for it")
-    return grid, int(JITTER * grid) if is_on_clock else 0
+    return grid
 
 
 def last_of(column: np.ndarray, begins: np.ndarray) -> np.ndarray:
@@ -115,19 +90,19 @@ RULES: dict[str, Any] = {
     "sum": np.add.reduceat,
 }
 # Default rules by column name; all other columns take their last value.
-BY_NAME = {"open": "first", "high": "max", "low": "min", "close": "last", "volume": "sum"}
+BY_NAME = {"open": "first", "high": "max", "low": "min", "volume": "sum"}
 
 
-def resample(series: Series, step: int, rules: dict[str, str], tolerance: int) -> Series:
+def resample(series: Series, step: int, rules: dict[str, str]) -> Series:
     """Return the closed bars of `step` seconds, each with its start time.
 
-    A row that is early by `tolerance` seconds belongs to the next bar. If a row is known only after
-    the end of its bar, because rows are irregular, the bar's time is later. So a row that is early
-    may come into the next bar, but never into one that has closed.
+    A row that is early by jitter belongs to the next bar. If a row is known only after the end of
+    its bar, because rows are irregular, the bar's time is later. So a row that is early may come
+    into the next bar, but never into one that has closed.
     """
     if step == series.step:
         return series
-    bar_of_row = (series.times + tolerance) // step
+    bar_of_row = (series.times + int(JITTER / 2 * series.step)) // step
     begins = np.flatnonzero(np.diff(bar_of_row, prepend=bar_of_row[0] - 1))
     earliest_times = last_of(series.times, begins) + series.step - step
     times = np.maximum(bar_of_row[begins] * step, earliest_times)
@@ -142,20 +117,15 @@ def resample(series: Series, step: int, rules: dict[str, str], tolerance: int) -
 # --- windows and arrays
 
 
-def find_windows(base: Frame, horizon: int, max_gap: str | None) -> np.ndarray:
-    """Return the rows of the first targets of all windows that cross no longer gap than `max_gap`.
+def without_gaps(rows: np.ndarray, base: Frame, horizon: int, max_gap: str) -> np.ndarray:
+    """Return those of the first targets `rows` whose windows cross no longer gap than `max_gap`.
 
     A window is the history and the targets in the first frame, `base`.
     """
-    rows = np.arange(base.history, len(base.bars) - horizon + 1)
-    if max_gap is None:
-        return rows
-    longest = seconds(max_gap) + 2 * JITTER * base.bars.step
-    is_gap = np.diff(base.bars.times) > longest
+    is_gap = np.diff(base.bars.times) > seconds(max_gap) + JITTER * base.bars.step
     num_gaps = np.append(0, np.cumsum(is_gap))  # before each row
     is_whole = num_gaps[rows - base.history] == num_gaps[rows + horizon - 1]
-    num_left_out = len(rows) - np.count_nonzero(is_whole)
-    print(f"note: windows left out, across gaps longer than {max_gap}: {num_left_out:,}")
+    print(f"note: windows left out, across gaps longer than {max_gap}: {(~is_whole).sum():,}")
     return rows[is_whole]
 
 
@@ -173,18 +143,17 @@ def write_frames(
     base, *others = frames
     # The first row with a complete history in all frames.
     reach = max(int(np.searchsorted(frame.closed, frame.history)) + 1 for frame in frames)
-    first_targets = find_windows(base, horizon, max_gap)
-    counts = count_windows(first_targets[first_targets >= reach], splits, horizon)
+    first_targets = np.arange(reach, len(base.bars) - horizon + 1)
     if max_gap:
-        writer.append("windows", first_targets)
+        first_targets = without_gaps(first_targets, base, horizon, max_gap)
+    writer.append("windows", first_targets)
     writer.append(base.name, base.bars.values)
     writer.append("time", base.bars.times)
     for frame in others:
         writer.append(frame.name, frame.bars.values)
         writer.append(f"{frame.name}.closed", frame.closed)
     writer.splits = splits
-    writer.facts["reach"] = reach
-    return counts
+    return count_windows(first_targets, splits, horizon)
 
 
 def fill(
@@ -194,8 +163,8 @@ def fill(
     horizon: int,
     split: str,
     max_gap: str | None = None,
-) -> tuple[list[str], Lines]:
-    """Split, write and describe frames; return the numbers of windows, and a line for each column.
+) -> list[str]:
+    """Split, write and describe frames; return how many windows each split has.
 
     targets: the columns of the first frame to forecast.
     """
@@ -206,5 +175,5 @@ def fill(
     for frame in frames:
         num_known = frame.closed[splits["train"][1] - 1]
         described.append(describe_frame(frame.name, frame.bars, frame.history, num_known))
-    writer.facts |= describe(base.names, targets, horizon, [facts for facts, _ in described])
-    return counts, described[0][1]
+    writer.facts = describe(base.names, targets, horizon, described)
+    return counts

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import UserError
-from ..prepare.splits import add_input, destination, print_summary, split_sizes
+from ..prepare.splits import add_input, print_next, split_sizes
 from ..prepare.stocks import long_enough, read_stocks
 
 if TYPE_CHECKING:
@@ -76,10 +76,10 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     from ..settings import WORKLOAD
 
     plan = plan_of(arguments)
-    with destination(load().data.path, arguments.dry_run) as folder:
-        with StoreWriter(folder, WORKLOAD) as writer:
-            fill(writer, plan, arguments)
-        print_summary(writer, arguments.dry_run)
+    folder = load().data.path
+    with StoreWriter(folder, WORKLOAD) as writer:
+        fill(writer, plan, arguments)
+    print_next(folder)
 
 
 def fill(writer: StoreWriter, plan: Plan, arguments: argparse.Namespace) -> None:
@@ -97,7 +97,7 @@ def fill(writer: StoreWriter, plan: Plan, arguments: argparse.Namespace) -> None
     arrays = panel(writer, stocks, plan)
     ahead = max(plan.horizons)
     num_days = len(arrays["dates"]) - ahead  # the last days have no target yet
-    sizes = split_sizes(arguments.split, num_days, "day")
+    sizes = split_sizes(arguments.split, num_days)
     check_sizes(sizes, ahead, arguments.horizons)
     splits = split_days(sizes, ahead)
     train = slice(*splits["train"])

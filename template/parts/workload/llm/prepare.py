@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import UserError
 from ..engine.runs import check_input, typed_path
-from ..prepare.splits import add_dry_run, destination, print_summary, split_shares, split_sizes
+from ..prepare.splits import print_next, split_shares, split_sizes
 
 if TYPE_CHECKING:
     import numpy as np
@@ -75,7 +75,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         f" splits by file if there are at least {FEW_FILES} (default: auto)",
     )
     add("--seed", type=int, default=0, metavar="N", help="seed of the shuffle (default: 0)")
-    add_dry_run(parser)
 
 
 def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
@@ -90,19 +89,19 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     sizes = [len(files)]
     if split_by == "file":
         random.Random(arguments.seed).shuffle(files)
-        sizes = split_sizes(arguments.split, len(files), "file", rounded=1)
+        sizes = split_sizes(arguments.split, len(files), rounded=1)
     tokenizer = make_tokenizer(arguments, files, training=files[: sizes[0]])
 
     def borders(ends: np.ndarray) -> list[int]:
         if split_by == "file":
             return ends_of_splits(ends, sizes)
-        return list(accumulate(split_sizes(arguments.split, int(ends[-1]), "token", rounded=1)))
+        return list(accumulate(split_sizes(arguments.split, int(ends[-1]), rounded=1)))
 
     source = {"file": Path(arguments.input).name, "files": len(files), "split_by": split_by}
-    with destination(load().data.path, arguments.dry_run) as folder:
-        store = write(folder, tokenizer, files, borders, source, arguments.column)
-        report(store, tokenizer, num_copies)
-        print_summary(store, arguments.dry_run)
+    folder = load().data.path
+    store = write(folder, tokenizer, files, borders, source, arguments.column)
+    report(store, tokenizer, num_copies)
+    print_next(folder)
 
 
 def ends_of_splits(ends: np.ndarray, sizes: list[int]) -> list[int]:

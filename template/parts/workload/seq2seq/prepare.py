@@ -16,9 +16,7 @@ from ..engine.runs import typed_path
 from ..prepare.pairs import read_texts
 from ..prepare.splits import (
     SPLITS,
-    add_dry_run,
-    destination,
-    print_summary,
+    print_next,
     split_shares,
     split_sizes,
 )
@@ -129,7 +127,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="seed of the shuffle before the split (default: 0)",
     )
-    add_dry_run(parser)
 
 
 def add_tokenizer(parser: argparse.ArgumentParser) -> None:
@@ -173,18 +170,18 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     splits = {}
     for name in SPLITS:
         splits[name] = encode(arguments, tokenizer, name, texts[name], too_long)
-    with destination(load().data.path, arguments.dry_run) as folder:
-        store = write(folder, tokenizer, splits, facts, source)
-        sizes = [f"{last - first:,} {split}" for split, (first, last) in store.splits.items()]
-        print(f"{'pairs:':14}{', '.join(sizes)}")
-        print(f"{'vocabulary:':14}{vocabulary:,} ({tokenizer.kind})")
-        action = "cut" if arguments.too_long == "cut" else "left out, with its pair"
-        notes = {f"too long, {action}, {side}": count for side, count in too_long.items()}
-        notes["left out, copies of other pairs"] = num_copies
-        for what, count in notes.items():
-            if count:
-                print(f"{'note:':14}{what}: {count:,}")
-        print_summary(store, arguments.dry_run)
+    folder = load().data.path
+    store = write(folder, tokenizer, splits, facts, source)
+    sizes = [f"{last - first:,} {split}" for split, (first, last) in store.splits.items()]
+    print(f"{'pairs:':14}{', '.join(sizes)}")
+    print(f"{'vocabulary:':14}{vocabulary:,} ({tokenizer.kind})")
+    action = "cut" if arguments.too_long == "cut" else "left out, with its pair"
+    notes = {f"too long, {action}, {side}": count for side, count in too_long.items()}
+    notes["left out, copies of other pairs"] = num_copies
+    for what, count in notes.items():
+        if count:
+            print(f"{'note:':14}{what}: {count:,}")
+    print_next(folder)
 
 
 def check(arguments: argparse.Namespace) -> None:
@@ -230,7 +227,7 @@ def read_splits(arguments: argparse.Namespace) -> tuple[dict[str, Split], int]:
         return splits, seen.num_copies
 
     texts = read_pairs(arguments.input, arguments, seen)
-    sizes = split_sizes(arguments.split, len(texts), "pair", rounded=1)
+    sizes = split_sizes(arguments.split, len(texts), rounded=1)
     order = np.random.default_rng(arguments.seed).permutation(len(texts))
     first = 0
     for name, size in zip(SPLITS, sizes, strict=True):

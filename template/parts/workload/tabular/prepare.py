@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..prepare.splits import add_input, borders, destination, print_summary
+from ..prepare.splits import add_input, borders, print_next
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,26 +38,28 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     from ..engine.data.store import StoreWriter
     from ..prepare.columns import read_table
     from ..prepare.rows import describe, write
+    from ..prepare.scaling import print_columns
     from ..prepare.tables import Source
     from ..settings import WORKLOAD
 
     source = Source(Path(arguments.input), vars(arguments))
-    with destination(load().data.path, arguments.dry_run) as folder:
-        with StoreWriter(folder, WORKLOAD) as writer:
-            table = read_table(writer, source, arguments.target)
-            splits = borders(arguments.split, len(table))
-            order = np.arange(len(table))
-            if not arguments.keep_order:
-                np.random.default_rng(abs(arguments.seed)).shuffle(order)
-            train = np.zeros(len(table), bool)
-            train[order[: splits["train"][1]]] = True
+    folder = load().data.path
+    with StoreWriter(folder, WORKLOAD) as writer:
+        table = read_table(writer, source, arguments.target)
+        splits = borders(arguments.split, len(table))
+        order = np.arange(len(table))
+        if not arguments.keep_order:
+            np.random.default_rng(abs(arguments.seed)).shuffle(order)
+        train = np.zeros(len(table), bool)
+        train[order[: splits["train"][1]]] = True
 
-            facts, lines = describe(table, train)
-            order = order[: splits["test"][1]]
-            write(writer, table, facts, order)
-            writer.append("row", order)
-            writer.splits = splits
-            writer.source = {"file": source.path.name, **source.style}
-        counts = [f"{last - first:,} {name}" for name, (first, last) in splits.items()]
-        print(f"rows:       {', '.join(counts)}")
-        print_summary(writer, arguments.dry_run, lines)
+        facts, lines = describe(table, train)
+        order = order[: splits["test"][1]]
+        write(writer, table, facts, order)
+        writer.append("row", order)
+        writer.splits = splits
+        writer.source = {"file": source.path.name, **source.style}
+    counts = [f"{last - first:,} {name}" for name, (first, last) in splits.items()]
+    print(f"rows:       {', '.join(counts)}")
+    print_columns(lines)
+    print_next(folder)

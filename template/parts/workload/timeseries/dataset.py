@@ -126,7 +126,7 @@ def synthesize(folder: Path, settings: Any) -> None:
     """Write 20,000 synthetic hours, which are always the same."""
     series = made_up_series(20_000)
     splits = borders("0.7,0.15,0.15", len(series))
-    frame, _ = describe_frame("rows", series, history=48, num_known=splits["train"][1])
+    frame = describe_frame("rows", series, history=48, num_known=splits["train"][1])
     with StoreWriter(folder, WORKLOAD) as writer:
         writer.append("rows", series.values)
         writer.append("time", series.times)
@@ -157,7 +157,7 @@ def write_new(folder: Path, source: Source, trained: Store) -> None:
     """Write a series to predict, with the metadata of the training data."""
     frame = trained.facts["frames"][0]
     with StoreWriter(folder, WORKLOAD) as writer:
-        series = read_series(writer, source, trained.source, trained.facts["columns"])
+        series = read_series(writer, source, trained.facts["columns"])
         check_step(series, frame["step"], str(source.path))
         writer.facts = trained.facts
         writer.splits = {"input": [0, len(series)]}

@@ -7,54 +7,86 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..prepare.splits import add_input, borders, destination, print_summary
+from ..prepare.splits import add_input, borders, print_next
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `prepare`."""
     add = parser.add_argument
     add_input(parser, "a series")
-    text = "number of past rows that a forecast sees (default: 96)"
-    add("--history", type=int, default=96, metavar="ROWS", help=text)
-    text = "number of rows to forecast (default: 24)"
-    add("--horizon", type=int, default=24, metavar="ROWS", help=text)
-    text = (
-        "fractions of time that add up to 1, or numbers of rows; test may be 0 (default: "
-        "%(default)s)"
+    add(
+        "--history",
+        type=int,
+        default=96,
+        metavar="ROWS",
+        help="number of past rows that a forecast sees (default: 96)",
     )
-    add("--split", default="0.7,0.15,0.15", metavar="TRAIN,VALIDATION,TEST", help=text)
-
-    text = "column with the time of a row, or `none` to count rows (default: the first column)"
-    add("--time-column", metavar="COLUMN", help=text)
-    text = "columns to forecast, separated by commas (default: all)"
-    add("--targets", metavar="COLUMNS", help=text)
-    text = "leave a column out; repeatable"
-    add("--drop", action="append", default=[], metavar="COLUMN", help=text)
-    text = "fill empty cells with the last known value; they are an error otherwise"
-    add("--fill", choices=["last"], help=text)
+    add(
+        "--horizon",
+        type=int,
+        default=24,
+        metavar="ROWS",
+        help="number of rows to forecast (default: 24)",
+    )
+    add(
+        "--split",
+        default="0.7,0.15,0.15",
+        metavar="TRAIN,VALIDATION,TEST",
+        help="fractions of time that add up to 1, or numbers of rows; test may be 0 (default: "
+        "%(default)s)",
+    )
+    add(
+        "--time-column",
+        metavar="COLUMN",
+        help="column with the time of a row, or `none` to count rows (default: the first column)",
+    )
+    add(
+        "--targets",
+        metavar="COLUMNS",
+        help="columns to forecast, separated by commas (default: all)",
+    )
+    add(
+        "--drop",
+        action="append",
+        default=[],
+        metavar="COLUMN",
+        help="leave a column out; repeatable",
+    )
+    add(
+        "--fill",
+        choices=["last"],
+        help="fill empty cells with the last known value; they are an error otherwise",
+    )
 
 
 def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     """Read, check and write the series, and print a summary."""
     from ..engine.data.store import StoreWriter
-    from ..prepare.series import count_windows, describe, describe_frame, read_series
+    from ..prepare.series import (
+        count_windows,
+        describe,
+        describe_frame,
+        print_columns,
+        read_series,
+    )
     from ..prepare.tables import Source, place_of
     from ..settings import WORKLOAD
 
     history = arguments.history
     horizon = arguments.horizon
     source = Source(Path(arguments.input), vars(arguments))
-    with destination(load().data.path, arguments.dry_run) as folder:
-        with StoreWriter(folder, WORKLOAD) as writer:
-            series = read_series(writer, source, vars(arguments))
-            names = arguments.targets.split(",") if arguments.targets else series.names
-            targets = [place_of(name.strip(), series.names, source.path) for name in names]
-            splits = borders(arguments.split, len(series))
-            frame, lines = describe_frame("rows", series, history, splits["train"][1])
-            writer.facts = describe(series.names, targets, horizon, [frame])
-            writer.splits = splits
-            counts = count_windows(range(history, len(series)), splits, horizon)
+    folder = load().data.path
+    with StoreWriter(folder, WORKLOAD) as writer:
+        series = read_series(writer, source)
+        names = arguments.targets.split(",") if arguments.targets else series.names
+        targets = [place_of(name.strip(), series.names, source.path) for name in names]
+        splits = borders(arguments.split, len(series))
+        frame = describe_frame("rows", series, history, splits["train"][1])
+        writer.facts = describe(series.names, targets, horizon, [frame])
+        writer.splits = splits
+        counts = count_windows(range(history, len(series)), splits, horizon)
 
-        print(f"rows:       {len(series):,}, {history} in a window")
-        print(f"windows:    {', '.join(counts)}")
-        print_summary(writer, arguments.dry_run, lines)
+    print(f"rows:       {len(series):,}, {history} in a window")
+    print(f"windows:    {', '.join(counts)}")
+    print_columns(writer.facts)
+    print_next(folder)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..engine.errors import UserError
 from ..engine.runs import typed_path
 from ..prepare.fill import arrays_of
-from ..prepare.splits import add_dry_run, borders, destination, print_summary
+from ..prepare.splits import borders, print_next
 
 if TYPE_CHECKING:
     from ..engine.data.hdf5 import Hdf5Array
@@ -30,13 +30,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--purge", type=int, metavar="ROWS", help=text)
     text = "copy the arrays as this type; 16-bit types store standardized features"
     add("--dtype", choices=["float32", "float16", "bfloat16"], help=text)
-    add_dry_run(parser)
 
 
 def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     """Check every value, write a manifest that refers to the file, and print a summary."""
     from ..dataset import write_windows
-    from ..engine.data.store import Store
 
     path = Path(arguments.input)
     names = [name.strip() for name in arguments.datasets.split(",")]
@@ -57,14 +55,14 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
         "split": arguments.split,
         "datasets": names,
     }
-    with destination(load().data.path, arguments.dry_run) as folder:
-        write_windows(folder, features, targets, splits, arguments.dtype, source)
-        for array in (features, targets):
-            print(f"{array.name + ':':12}{array.shape} {array.dtype}")
-        print(f"left out:   {purge} windows before each border, which overlap with those after it")
-        counts = [f"{last - first:,} {name}" for name, (first, last) in splits.items()]
-        print(f"windows:    {', '.join(counts)}")
-        print_summary(Store.open(folder), arguments.dry_run)
+    folder = load().data.path
+    write_windows(folder, features, targets, splits, arguments.dtype, source)
+    for array in (features, targets):
+        print(f"{array.name + ':':12}{array.shape} {array.dtype}")
+    print(f"left out:   {purge} windows before each border, which overlap with those after it")
+    counts = [f"{last - first:,} {name}" for name, (first, last) in splits.items()]
+    print(f"windows:    {', '.join(counts)}")
+    print_next(folder)
 
 
 def overlap(features: Hdf5Array, targets: Hdf5Array) -> int:

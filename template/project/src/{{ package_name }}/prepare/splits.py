@@ -1,26 +1,16 @@
-"""Splits of the rows, the destination of the data, and flags of several commands."""
+"""Splits of the rows, the end of a summary, and flags of several commands."""
 
 from __future__ import annotations
 
 import argparse
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ..engine.errors import UserError
 from ..engine.runs import typed_path
 
-if TYPE_CHECKING:
-    from ..engine.data.store import Store, StoreWriter
-
 SPLITS = ("train", "validation", "test")
-Lines = list[tuple[str, ...]]
-"""What a summary says of each column: name, type, mean, standard deviation and missing values."""
-
-HEADER = ("column", "type", "mean", "std", "missing")
 
 
 def split_shares(split: str) -> list[float]:
@@ -40,8 +30,8 @@ def split_shares(split: str) -> list[float]:
     return numbers
 
 
-def split_sizes(split: str, count: int, unit: str = "row", rounded: int = 0) -> list[int]:
-    """Return the sizes of the training, validation and test split of `count` rows.
+def split_sizes(split: str, count: int, rounded: int = 0) -> list[int]:
+    """Return the sizes of the training, validation and test split of `count` rows, days, tokens or so.
 
     rounded: which of the first two fractions is rounded; the other split gets what is left.
     """
@@ -51,7 +41,7 @@ def split_sizes(split: str, count: int, unit: str = "row", rounded: int = 0) -> 
         sizes = [round(count * fraction) for fraction in numbers]
         sizes[1 - rounded] += count - sum(sizes)
     if min(sizes[:2]) < 1 or sum(sizes) > count:
-        what = f"{count} {unit}s cannot be split into {', '.join(map(str, sizes))}"
+        what = f"{count} cannot be split into {', '.join(map(str, sizes))}"
         remedy = "training and validation need at least one"
         raise UserError(what, f"--split {split}", remedy)
     return sizes
@@ -63,26 +53,11 @@ def borders(split: str, count: int) -> dict[str, list[int]]:
     return dict(zip(SPLITS, map(list, pairwise(ends)), strict=True))
 
 
-@contextmanager
-def destination(path: str, dry_run: bool) -> Iterator[Path]:
-    """Yield the folder to write the data to; in a dry run, a temporary one."""
-    if dry_run:
-        with tempfile.TemporaryDirectory() as folder:
-            yield Path(folder)
-    else:
-        yield Path(path)
-
-
-def print_summary(data: Store | StoreWriter, dry_run: bool, columns: Lines | None = None) -> None:
-    """Print the columns, where the data are, and the next command."""
-    for column in [HEADER, *columns] if columns else []:
-        print("  {:24.24}{:>10}{:>14}{:>14}{:>10}".format(*column))
-    if dry_run:
-        print("written to: nowhere, because of --dry-run")
-    else:
-        package = (__package__ or "").partition(".")[0]
-        print(f"written to: {data.folder}")
-        print(f"next:       python -m {package} train")
+def print_next(folder: str | Path) -> None:
+    """Print where the data are, and the next command."""
+    package = (__package__ or "").partition(".")[0]
+    print(f"written to: {folder}")
+    print(f"next:       python -m {package} train")
 
 
 def add_input(
@@ -128,15 +103,5 @@ def add_input(
             "--time-format",
             metavar="FORMAT",
             help="format of times, such as %%d.%%m.%%Y, or the unit of whole numbers: s, ms, us or"
-            " ns (default: ISO 8601, or detected in the first rows)",
+            " ns (default: ISO 8601)",
         )
-    if required:
-        add_dry_run(parser)
-
-
-def add_dry_run(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="read and check everything, print the summary, and write nothing",
-    )
