@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .tables import Block, Source
 
 Facts = dict[str, Any]
-BLOCK_ROWS = 65_536
+BLOCK_ROWS = 16_384  # fit into the cache of a processor
 TINY = np.finfo(np.float32).tiny
 ROUNDING = 1e-13  # relative; sums of equal float64 numbers may be off by less
 JITTER = 0.2  # distances of rows may differ from the usual one by this fraction
