@@ -21,8 +21,8 @@ def documents(path: Path, column: str, seen: Seen) -> Iterator[Piece]:
             if seen.add(text):
                 yield text.encode(), True
         return
-    for text in pieces(path):
-        yield text, False
+    for piece in pieces(path):
+        yield piece, False
     yield b"", True
 
 

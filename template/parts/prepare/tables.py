@@ -57,7 +57,7 @@ class Source:
         self.path = path
         self.files = find_files(path)
         self.flags = {**(known or {}), **given}
-        self.style = {name: self.flags.get(name) for name in STYLE}
+        self.style: dict[str, Any] = {name: self.flags.get(name) for name in STYLE}
         self.encoding = self.style["encoding"] or "utf-8"
         marks = self.style["missing"] or []
         self.missing = [*MISSING, *marks]

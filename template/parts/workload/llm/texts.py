@@ -91,7 +91,7 @@ def rows(path: Path, keys: tuple[str, ...], remedy: str) -> Iterator[tuple[str, 
     is_parquet = has_rows(path) == ".parquet"
     read = _parquet(path, keys, remedy) if is_parquet else _json(path, remedy)
     for where, row in read:
-        texts = [row.get(key) for key in keys] if isinstance(row, dict) else []
+        texts: list[Any] = [row.get(key) for key in keys] if isinstance(row, dict) else []
         if not texts or not all(isinstance(text, str) for text in texts):
             what = f"no texts under {' and '.join(map(repr, keys))}"
             raise UserError(what, where, remedy)

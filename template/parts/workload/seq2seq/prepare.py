@@ -7,7 +7,7 @@ import json
 import tempfile
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +47,7 @@ class Texts:
         self._file.write(json.dumps(pair).encode())
         self._ends.append(self._file.tell())
 
-    def chosen(self, numbers: Sequence[int]) -> Iterator[Text]:
+    def chosen(self, numbers: Iterable[int]) -> Iterator[Text]:
         """Yield the pairs of these numbers."""
         for number in numbers:
             first, end = self._ends[number : number + 2]
@@ -56,8 +56,8 @@ class Texts:
             yield source, target
 
 
-Split = tuple[Texts, Sequence[int]]
-"""Texts of a file, and the numbers of the pairs in this split."""
+Split = tuple[Texts, Any]
+"""Texts of a file, and the numbers of the pairs in this split, as a range or an array."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

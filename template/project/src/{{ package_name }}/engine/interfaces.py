@@ -48,7 +48,7 @@ class Rows(NamedTuple):
     """The rows of one `Spans`, read by a loader in the stored dtype; zeros where there are none."""
 
     values: Tensor  # (B, W, *row) or (B, K, W, *row)
-    lengths: Tensor | None = None  # (B,) or (B, K) int64, if the spans have lengths
+    lengths: Any = None  # a Tensor (B,) or (B, K) int64, if the spans have lengths
 
 
 class Output(NamedTuple):
