@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 FIX = "fix the cell, or see --missing, --decimal, --category, --drop and --task"
 FEW = 20  # so many different numbers may be classes
-MOST_CELLS = 10_000  # spread over the first block, decide what its texts are
+MOST_CELLS = 10_000  # these first ones decide what the texts of a column are
 # Signs in cells that are meant as numbers: commas, percent, currencies.
 SIGNS = re.compile("[,%‰$¢£¥\u20a0-\u20c0]")
 # A date, maybe with a clock: 2024-01-31, 31.1.24, 1/31/2024 3:30 PM, 31-Jan-2024, Jan 31, 2024
@@ -51,17 +51,15 @@ def read_table(
                 numbers.append(values)
             if name == target and is_missing.any():
                 row = int(is_missing.argmax())
-                raise block.error(
-                    "the target is missing", row, name, "fill it in, or remove the row"
-                )
+                remedy = "fill it in, or remove the row"
+                raise block.error("the target is missing", row, name, remedy)
         # `reshape` keeps the number of rows even if there is no column.
         writer.append(".numbers", np.array(numbers, np.float32).reshape(-1, block.num_rows).T)
         writer.append(".codes", np.array(codes, np.int32).reshape(-1, block.num_rows).T)
 
     levels = {name: list(values) for name, values in code_of.items()}
-    return Table(
-        kinds or {}, levels, target, writer.appended(".numbers"), writer.appended(".codes")
-    )
+    names = [name for name in kinds or {} if name not in levels]
+    return Table(names, levels, target, writer.appended(".numbers"), writer.appended(".codes"))
 
 
 def number_values(column: pa.Array, code_of: dict[str, int]) -> np.ndarray:
@@ -77,22 +75,22 @@ def number_values(column: pa.Array, code_of: dict[str, int]) -> np.ndarray:
 
 
 def survey(block: Block) -> dict[str, str]:
-    """Detect in the first block of a table what each column holds: `number` or `category`."""
+    """Detect in the first block what each column holds: `number` or `category`; the target last."""
     flags = block.source.flags
-    for name in [flags["target"], *flags["category"], *flags["drop"]]:
+    target = flags["target"]
+    for name in [target, *flags["category"], *flags["drop"]]:
         place_of(name, block.columns, block.path)
     kinds = {}
     for name in block.columns:
-        if name == flags["target"]:
-            kinds[name] = kind_of_target(block, name)
-        elif name in flags["category"]:
-            kinds[name] = "category"
-        elif name not in flags["drop"]:
-            kinds[name] = kind_of(block, name)
-    kinds = {name: kind for name, kind in kinds.items() if kind}
-    if len(kinds) == 1:
+        if name in [target, *flags["drop"]]:
+            continue
+        kind = "category" if name in flags["category"] else kind_of(block, name)
+        if kind:
+            kinds[name] = kind
+    if not kinds:
         what = "no column besides the target"
         raise UserError(what, str(block.path), "add a column to predict it from")
+    kinds[target] = kind_of_target(block, target)
     return kinds
 
 
@@ -128,7 +126,7 @@ def kind_of(block: Block, name: str) -> str:
             print(maybe_id)
         return "number"
 
-    column = block.column(name)[:: block.num_rows // MOST_CELLS + 1]
+    column = block.column(name)[:MOST_CELLS]
     cells = column.cast(STRING).unique().drop_null().to_pylist()
     dates = [cell for cell in cells if DATE.fullmatch(cell)]
     if 2 * len(dates) > len(cells):

@@ -24,12 +24,13 @@ Facts = dict[str, Any]
 
 @dataclass(frozen=True)
 class Table:
-    """Rows in the order of their file, in memory or memory-mapped, including the target.
+    """Rows in the order of their file, in memory or memory-mapped.
 
-    A code is 0 for a missing cell, otherwise the index of its value plus 1.
+    A code is 0 for a missing cell, otherwise the index of its value plus 1. The target is the last
+    column of the numbers, or of the codes if it is a class.
     """
 
-    kinds: dict[str, str]  # `number` or `category`, by column
+    names: list[str]  # of the columns of numbers
     levels: dict[str, list[str]]  # values of each category
     target: str  # empty for rows to predict
     numbers: np.ndarray  # (N, columns) float32
@@ -37,11 +38,6 @@ class Table:
 
     def __len__(self) -> int:
         return len(self.numbers)
-
-    @property
-    def names(self) -> list[str]:
-        """The names of the numeric columns."""
-        return [name for name, kind in self.kinds.items() if kind == "number"]
 
 
 # --- metadata
@@ -54,23 +50,27 @@ def describe(table: Table, train: np.ndarray) -> tuple[Facts, Lines]:
     for a class that no training row has.
     """
     scaler, counts = _measure(table, train)
+    features = []
+    for name, mean, std, count in zip(table.names, *scaler.scale(), scaler.count, strict=True):
+        if not count:
+            remedy = f"leave it out with --drop '{name}'"
+            raise UserError("no training row has a value", f"column '{name}'", remedy)
+        missing = scaler.rows - int(count)
+        features.append({"name": name, "mean": float(mean), "std": float(std), "missing": missing})
+
+    categories = []
     lines = scaler.columns(table.names)
     for name, count_of in counts.items():
-        missing = 1 - sum(count_of.values()) / scaler.rows
-        lines.append((name, "category", "", f"{len(count_of)} values", f"{missing:.1%}"))
+        categories.append({"name": name, "values": list(count_of)})
+        empty = 1 - sum(count_of.values()) / scaler.rows
+        lines.append((name, "category", "", f"{len(count_of)} values", f"{empty:.1%}"))
 
-    kinds = dict(table.kinds)
-    del kinds[table.target]
-    facts: Facts = {"task": "regression", "columns": kinds}
-    features = _scales(table.names, scaler)
-    if table.target in features:
-        facts["target"] = features.pop(table.target)
+    facts: Facts = {"features": features, "categories": categories}
+    if table.target in counts:
+        categories.pop()
+        facts["target"] = _describe_classes(table, counts[table.target])
     else:
-        facts["task"] = "classification"
-        facts["target"] = _describe_classes(table, counts.pop(table.target))
-    facts["features"] = list(features.values())
-    categories = [{"name": name, "values": list(count_of)} for name, count_of in counts.items()]
-    facts["categories"] = categories
+        facts["target"] = features.pop()
     return facts, lines
 
 
@@ -81,32 +81,20 @@ def _measure(table: Table, train: np.ndarray) -> tuple[Scaler, dict[str, dict[st
     sorted.
     """
     scaler = Scaler(len(table.names))
-    counts = {name: np.zeros(len(values) + 1, int) for name, values in table.levels.items()}
+    counts = [np.zeros(len(values) + 1, int) for values in table.levels.values()]
     for start in range(0, len(table), BLOCK_ROWS):
         rows = start + np.flatnonzero(train[start : start + BLOCK_ROWS])
         scaler.add(table.numbers.take(rows, 0))
-        for count, codes in zip(counts.values(), table.codes.take(rows, 0).T, strict=True):
+        for count, codes in zip(counts, table.codes.take(rows, 0).T, strict=True):
             count += np.bincount(codes, minlength=len(count))
 
     by_value = {}
-    for name, values in table.levels.items():
-        count_of = dict(zip(values, counts[name][1:].tolist(), strict=True))
+    for (name, values), count in zip(table.levels.items(), counts, strict=True):
+        count_of = dict(zip(values, count[1:].tolist(), strict=True))
         # Sort numbers by size: 2 comes before 10.
         values = sorted(values, key=lambda value: (len(value) * value.isdecimal(), value))
         by_value[name] = {value: count_of[value] for value in values if count_of[value]}
     return scaler, by_value
-
-
-def _scales(names: list[str], scaler: Scaler) -> dict[str, Facts]:
-    """Return name, mean, standard deviation and number of missing values of each column."""
-    facts = {}
-    for name, mean, std, count in zip(names, *scaler.scale(), scaler.count, strict=True):
-        if not count:
-            remedy = f"leave it out with --drop '{name}'"
-            raise UserError("no training row has a value", f"column '{name}'", remedy)
-        missing = scaler.rows - int(count)
-        facts[name] = {"name": name, "mean": float(mean), "std": float(std), "missing": missing}
-    return facts
 
 
 def _describe_classes(table: Table, count_of: dict[str, int]) -> Facts:
@@ -129,34 +117,37 @@ def write(writer: StoreWriter, table: Table, facts: Facts, order: np.ndarray) ->
     gaps = [np.nan if column["missing"] else column["mean"] for column in facts["features"]]
     fill = np.array(gaps, np.float32)
     new_codes = _new_codes(table, facts)
+    num_categories = len(facts["categories"])
 
     for start in range(0, len(order), PIECE_ROWS):
         rows = order[start : start + PIECE_ROWS]
-        columns = dict(zip(table.names, table.numbers.take(rows, 0).T, strict=True))
-        for name, codes in zip(table.levels, table.codes.take(rows, 0).T, strict=True):
-            columns[name] = new_codes[name][codes]
+        numbers = table.numbers.take(rows, 0)
+        codes = table.codes.take(rows, 0)
+        for column, new_code in zip(codes.T, new_codes, strict=True):
+            column[:] = new_code[column]
+
         if table.target in table.levels:
-            columns[table.target] = columns[table.target].astype(np.int64) - 1
-        if table.target:
-            writer.append("target", columns[table.target])
-        if facts["features"]:
-            features = np.stack([columns[column["name"]] for column in facts["features"]], 1)
+            writer.append("target", codes[:, -1].astype(np.int64) - 1)
+        elif table.target:
+            writer.append("target", numbers[:, -1])
+        if len(fill):
+            features = numbers[:, : len(fill)]
             writer.append("features", np.where(np.isnan(features), fill, features))
-        if facts["categories"]:
-            codes = [columns[column["name"]] for column in facts["categories"]]
-            writer.append("categories", np.stack(codes, 1))
+        if num_categories:
+            writer.append("categories", codes[:, :num_categories])
+    writer.append("row", order)
     writer.facts = facts
 
 
-def _new_codes(table: Table, facts: Facts) -> dict[str, np.ndarray]:
-    """Map each code of a table to its code in `facts`; 0 for values that training does not have."""
+def _new_codes(table: Table, facts: Facts) -> list[np.ndarray]:
+    """Map the codes of each category to those in `facts`; 0 for values that training lacks."""
     known = {column["name"]: column["values"] for column in facts["categories"]}
     known[table.target] = facts["target"].get("classes", [])
-    new_codes = {}
+    new_codes = []
     for name, values in table.levels.items():
         code_of = {value: code for code, value in enumerate(known[name], 1)}
         codes = [code_of.get(value, 0) for value in values]
-        new_codes[name] = np.array([0, *codes], np.int32)
+        new_codes.append(np.array([0, *codes], np.int32))
         if 0 in codes:
             what = f"values that no training row has, such as '{values[codes.index(0)]}'"
             print(f"note: column '{name}' has {what}: they count as missing")
@@ -164,7 +155,5 @@ def _new_codes(table: Table, facts: Facts) -> dict[str, np.ndarray]:
 
 
 def file_rows(store: Store, split: str, index: np.ndarray) -> np.ndarray:
-    """Return the row of each sample `index` (N,) in the file, from 1; synthetic rows have none."""
-    if "row" not in store.arrays:
-        return index + 1
+    """Return the row of each sample `index` (N,) in the file, from 1."""
     return store.arrays["row"].rows()[store.splits[split][0] + index] + 1

@@ -42,15 +42,14 @@ class Samples:
 
 
 def _target(store: Store, split: str) -> np.ndarray:
-    """Return the targets (N,) of a split: float64, or int64 classes."""
+    """Return the targets (N,) of a split: float32, or int64 classes."""
     first, last = store.splits[split]
-    target = store.arrays["target"].rows()[first:last]
-    return target.astype(np.float64 if store.facts["task"] == "regression" else np.int64)
+    return store.arrays["target"].rows()[first:last]
 
 
 def finish(metrics: dict[str, float], store: Store, split: str) -> dict[str, float]:
     """Add `r2` for regression: 1 − squared error ÷ variance of the split's targets."""
-    variance = _target(store, split).var()
+    variance = _target(store, split).var(dtype=np.float64)
     if variance > 0 and "mse_original" in metrics:
         return {**metrics, "r2": 1 - metrics["mse_original"] / float(variance)}
     return metrics
@@ -60,8 +59,9 @@ def baseline_loss(store: Store, split: str) -> float:
     """Return the loss of the mean training target, or of the training class fractions."""
     target = _target(store, split)
     facts = store.facts["target"]
-    if store.facts["task"] == "regression":
-        return float(np.mean((target - facts["mean"]) ** 2) / facts["std"] ** 2)
+    if "mean" in facts:
+        error = target.astype(np.float64) - facts["mean"]
+        return float(np.mean(error**2) / facts["std"] ** 2)
     fractions = np.array(facts["counts"]) / sum(facts["counts"])
     return float(-np.log(fractions[target]).mean())
 
@@ -81,7 +81,7 @@ def _made_up_harvest() -> Table:
     soil[random.random(count) < 0.02] = 0
     names = ["sun", "rain", "wind", "slope", "height", "noise"]
     return Table(
-        kinds={**dict.fromkeys(names, "number"), "yield": "number", "soil": "category"},
+        names=[*names, "yield"],
         levels={"soil": ["clay", "loam", "peat", "sand"]},
         target="yield",
         numbers=np.column_stack([20 + 5 * x, target]).astype(np.float32),

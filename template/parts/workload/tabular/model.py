@@ -91,8 +91,8 @@ class Regression(Network):
     target_mean: Tensor
     target_std: Tensor
 
-    def __init__(self, settings: Any, facts: dict[str, Any]):
-        super().__init__(settings, facts, outputs=1)
+    def __init__(self, settings: Any, facts: dict[str, Any], outputs: int):
+        super().__init__(settings, facts, outputs)
         self.register_buffer("target_mean", torch.tensor(facts["target"]["mean"]))
         self.register_buffer("target_std", torch.tensor(facts["target"]["std"]))
 
@@ -126,9 +126,6 @@ class Regression(Network):
 class Classification(Network):
     """Predicts a class per row."""
 
-    def __init__(self, settings: Any, facts: dict[str, Any]):
-        super().__init__(settings, facts, outputs=len(facts["target"]["classes"]))
-
     def forward(self, batch: Batch) -> Output:
         logits = self.outputs(batch)  # (B, K)
         present = batch["present"]
@@ -151,6 +148,7 @@ class Classification(Network):
 
 def build_model(settings: Any, facts: dict[str, Any]) -> nn.Module:
     """Build the network for the dataset's metadata: its columns, scaler, categories and task."""
-    if facts["task"] == "regression":
-        return Regression(settings, facts)
-    return Classification(settings, facts)
+    classes = facts["target"].get("classes")
+    if classes:
+        return Classification(settings, facts, outputs=len(classes))
+    return Regression(settings, facts, outputs=1)

@@ -65,12 +65,13 @@ def new_rows(path: Path, flags: dict[str, Any], trained: Store, folder: str | Pa
     from ..prepare.rows import write
     from ..prepare.tables import Source
 
+    facts = trained.facts
+    kinds = {column["name"]: "number" for column in facts["features"]}
+    kinds |= {column["name"]: "category" for column in facts["categories"]}
     source = Source(path, flags, trained.source)
     with StoreWriter(folder, trained.workload) as writer:
-        table = read_table(writer, source, kinds=trained.facts["columns"])
-        rows = np.arange(len(table))
-        write(writer, table, trained.facts, rows)
-        writer.append("row", rows)
+        table = read_table(writer, source, kinds=kinds)
+        write(writer, table, facts, np.arange(len(table)))
         writer.splits = {"input": [0, len(table)]}
     return Store.open(folder)
 

@@ -56,7 +56,6 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
         facts, lines = describe(table, train)
         order = order[: splits["test"][1]]
         write(writer, table, facts, order)
-        writer.append("row", order)
         writer.splits = splits
         writer.source = {"file": source.path.name, **source.style}
     counts = [f"{last - first:,} {name}" for name, (first, last) in splits.items()]
