@@ -38,7 +38,7 @@ def test_a_model_trains_evaluates_and_predicts(model, metrics, tmp_path):
     assert set(evaluation["metrics"]) == metrics
     if "r2" in metrics:
         assert evaluation["metrics"]["r2"] > 0
-    assert (newest_run(tmp_path) / "predictions.npz").exists()
+    assert (newest_run(tmp_path) / "predictions.csv").exists()
 
 
 @pytest.mark.full

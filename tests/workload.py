@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.csv
 import torch
 from importing import imported
 from made_up import project_of
@@ -56,9 +57,13 @@ class Workload:
         return evaluation_of(folder)
 
     def predicted(self, folder: Path, *words: str) -> dict[str, Any]:
-        """The arrays that `predict` writes."""
-        self.done("predict", *words, "--output", "p.npz", cwd=folder)
-        with np.load(folder / "p.npz") as file:
+        """The arrays that `predict` writes: columns of a CSV file for tables."""
+        path = folder / ("p.csv" if self.name == "tabular" else "p.npz")
+        self.done("predict", *words, "--output", path.name, cwd=folder)
+        if self.name == "tabular":
+            columns = pyarrow.csv.read_csv(path).to_pydict()
+            return {name: np.array(cells) for name, cells in columns.items()}
+        with np.load(path) as file:
             return dict(file)
 
     def store(self, folder: Path) -> Any:

@@ -11,16 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..engine.files import replacing
 from ..engine.runs import find_run
 from ..prepare.splits import add_input
 from ..prepare.stocks import long_enough, read_stocks
-from ..trained import (
-    add_flags,
-    collected,
-    open_run,
-    output_path,
-    write_output,
-)
+from ..trained import add_flags, collected, open_run, output_path
 
 if TYPE_CHECKING:
     from ..dataset import Plan
@@ -38,6 +33,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     """Write `prediction` (n, P), `date` and `ticker` (n,), and `horizons` (P,)."""
+    import numpy as np
+
     from ..engine.data.store import Store
 
     split = "input" if arguments.input else arguments.split
@@ -54,7 +51,11 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
 
     horizons = project.store.facts["target"]["horizons"]
     predicted["horizons"] = [horizon["days"] for horizon in horizons]
-    write_output(output, as_csv(predicted) if output.suffix == ".csv" else predicted)
+    with replacing(output) as file:
+        if output.suffix == ".csv":
+            file.write(as_csv(predicted))
+        else:
+            np.savez(file, allow_pickle=False, **predicted)
     print(f"{len(predicted['prediction']):,} predictions of step {step} written to {output}")
 
 

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from ..engine.errors import UserError
+from ..engine.files import replacing
 from ..engine.runs import find_run, typed_path
-from ..trained import add_flags, open_run, write_output
+from ..trained import add_flags, open_run
 
 COLDEST = 1e-3  # logits divided by less overflow fp32, and the result would be that of 0
 
@@ -55,7 +56,8 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     text = tokenizer.decode(prompt + added)
     print(text.decode("utf-8", "replace"))
     if arguments.output:
-        write_output(Path(arguments.output), text + b"\n")
+        with replacing(Path(arguments.output)) as file:
+            file.write(text + b"\n")
 
 
 def check(arguments: argparse.Namespace) -> None:

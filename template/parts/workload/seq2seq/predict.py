@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import UserError
+from ..engine.files import replacing
 from ..engine.runs import find_run, typed_path
 from ..prepare.pairs import read_texts
 from ..texts import check_text
-from ..trained import add_flags, open_run, output_path, write_output
+from ..trained import add_flags, open_run, output_path
 
 if TYPE_CHECKING:
     from ..engine.data.loader import Loader
@@ -90,7 +91,8 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
         if not arguments.output:
             return
     lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
-    write_output(output, "".join(lines).encode())
+    with replacing(output) as file:
+        file.write("".join(lines).encode())
     print(f"{len(rows):,} predictions of step {step} written to {output}")
 
 

@@ -9,15 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ..engine.files import replacing
 from ..engine.runs import find_run
 from ..prepare.splits import add_input
-from ..trained import (
-    add_flags,
-    collected,
-    open_run,
-    output_path,
-    write_output,
-)
+from ..trained import add_flags, collected, open_run, output_path
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,5 +50,6 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
         windows["time"] = times[samples.first_targets(index) - 1]
         facts = project.store.facts
         windows["columns"] = np.array(facts["columns"])[facts["targets"]]
-    write_output(output, windows)
+    with replacing(output) as file:
+        np.savez(file, allow_pickle=False, **windows)
     print(f"{len(index):,} forecasts of step {step} are in {output}")

@@ -9,14 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ..engine.files import replacing
 from ..engine.runs import find_run, typed_path
-from ..trained import (
-    add_flags,
-    collected,
-    open_run,
-    output_path,
-    write_output,
-)
+from ..trained import add_flags, collected, open_run, output_path
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,6 +23,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     """Write `prediction` for each window."""
+    import numpy as np
+
     from ..engine.data.store import Store
     from ..prepare.fill import new_store
 
@@ -42,5 +39,6 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
             project = replace(project, store=Store.open(Path(temporary)))
         windows = collected(project, project.loader(split))
     index = windows.pop("index")
-    write_output(output, windows)
+    with replacing(output) as file:
+        np.savez(file, allow_pickle=False, **windows)
     print(f"{len(index):,} forecasts of step {step} are in {output}")

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .engine.errors import UserError
-from .engine.files import replacing
 from .engine.plugins import discover, names
 from .engine.runs import CONFIG, find_run, typed_path, typed_run
 
@@ -109,11 +108,9 @@ def collected(project: Any, loader: Loader, *names: str) -> dict[str, np.ndarray
     from .engine.run.evaluation import joined, predictions
 
     pairs = predictions(project, loader, ("index", *names))
-    batches = []
-    for known, predicted in tqdm(pairs, "predicting", len(loader), leave=False, disable=None):
-        batches.append({**predicted, **known})
+    shown = tqdm(pairs, "predicting", len(loader), leave=False, disable=None)
+    rows = joined([{**predicted, **known} for known, predicted in shown])
     loader.close()
-    rows = joined(batches)
     order = rows["index"].argsort(stable=True)  # lanes visit samples in another order
     return {name: values[order].numpy() for name, values in rows.items()}
 
@@ -125,14 +122,3 @@ def output_path(output: str | None, default: Path, *endings: str) -> Path:
         what = f"predictions need a {' or '.join(endings)} file in a folder that exists"
         raise UserError(what, f"--output {path}", "name another file")
     return path
-
-
-def write_output(path: Path, content: bytes | dict[str, Any]) -> None:
-    """Write the file, whole or not at all; arrays as `numpy.load` reads them."""
-    import numpy as np
-
-    with replacing(path) as file:
-        if isinstance(content, bytes):
-            file.write(content)
-        else:
-            np.savez(file, allow_pickle=False, **content)
