@@ -15,7 +15,7 @@ import numpy as np
 
 from ..engine.data.store import Store, StoreWriter
 from ..engine.errors import UserError
-from .scaling import BLOCK_ROWS, Lines, Scaler
+from .scaling import BLOCK_ROWS, Scaler
 
 # Rows are gathered and written in pieces of this size, which fit into the processor's cache.
 PIECE_ROWS = 16_384
@@ -43,27 +43,30 @@ class Table:
 # --- metadata
 
 
-def describe(table: Table, train: np.ndarray) -> tuple[Facts, Lines]:
-    """Return the metadata that a model is built from, and a summary line for each column.
+def describe(table: Table, train: np.ndarray) -> Facts:
+    """Return the metadata that a model is built from.
 
     Only the rows in `train` (N,) bool count. Raises `UserError` for a column without any value and
     for a class that no training row has.
     """
     scaler, counts = _measure(table, train)
     features = []
-    for name, mean, std, count in zip(table.names, *scaler.scale(), scaler.count, strict=True):
+    columns = zip(table.names, *scaler.scale(), scaler.std(), scaler.count, strict=True)
+    for name, mean, scale, std, count in columns:
         if not count:
             remedy = f"leave it out with --drop '{name}'"
             raise UserError("no training row has a value", f"column '{name}'", remedy)
+        if not std:
+            print(f"note: column '{name}' is constant in the training rows")
         missing = scaler.rows - int(count)
-        features.append({"name": name, "mean": float(mean), "std": float(std), "missing": missing})
+        features.append(
+            {"name": name, "mean": float(mean), "std": float(scale), "missing": missing}
+        )
 
     categories = []
-    lines = scaler.columns(table.names)
     for name, count_of in counts.items():
-        categories.append({"name": name, "values": list(count_of)})
-        empty = 1 - sum(count_of.values()) / scaler.rows
-        lines.append((name, "category", "", f"{len(count_of)} values", f"{empty:.1%}"))
+        missing = scaler.rows - sum(count_of.values())
+        categories.append({"name": name, "values": list(count_of), "missing": missing})
 
     facts: Facts = {"features": features, "categories": categories}
     if table.target in counts:
@@ -71,7 +74,7 @@ def describe(table: Table, train: np.ndarray) -> tuple[Facts, Lines]:
         facts["target"] = _describe_classes(table, counts[table.target])
     else:
         facts["target"] = features.pop()
-    return facts, lines
+    return facts
 
 
 def _measure(table: Table, train: np.ndarray) -> tuple[Scaler, dict[str, dict[str, int]]]:
@@ -106,6 +109,18 @@ def _describe_classes(table: Table, count_of: dict[str, int]) -> Facts:
     if len(count_of) == 1:
         raise UserError("all training rows have one class", where, "check --target and --split")
     return {"name": table.target, "classes": list(count_of), "counts": list(count_of.values())}
+
+
+def print_columns(facts: Facts) -> None:
+    """Print what the training rows have in each column. The target is the last one."""
+    print(f"  {'column':24}{'mean':>14}{'std':>14}{'missing':>10}")
+    for column in [*facts["features"], *facts["categories"], facts["target"]]:
+        if "mean" in column:
+            content = f"{column['mean']:>14.6g}{column['std']:>14.6g}"
+        else:
+            values = column.get("values", column.get("classes"))
+            content = f"{len(values):>21,} values"
+        print(f"  {column['name']:24.24}{content}{column.get('missing', 0):>10,}")
 
 
 # --- arrays

@@ -13,11 +13,6 @@ BLOCK_ROWS = 65_536
 TINY = np.finfo(np.float32).tiny
 ROUNDING = 1e-13  # relative; sums of equal float64 numbers may be off by less
 
-Lines = list[tuple[str, ...]]
-"""What a summary says of each column: name, type, mean, standard deviation and missing values."""
-
-HEADER = ("column", "type", "mean", "std", "missing")
-
 
 class Scaler:
     """Mean and standard deviation of each column, over blocks of rows; NaN is missing.
@@ -59,18 +54,3 @@ class Scaler:
         """Return mean and standard deviation; 1 instead of 0."""
         std = self.std()
         return self.mean, np.where(std > 0, std, 1)
-
-    def columns(self, names: list[str]) -> Lines:
-        """Return the lines that `print_columns` prints for these columns."""
-        missing = 1 - self.count / self.rows
-        lines: Lines = []
-        for name, mean, std, fraction in zip(names, self.mean, self.std(), missing, strict=True):
-            kind = "number" if std else "constant"
-            lines.append((name, kind, f"{mean:.6g}", f"{std:.6g}", f"{fraction:.1%}"))
-        return lines
-
-
-def print_columns(lines: Lines) -> None:
-    """Print a table of the columns."""
-    for line in (HEADER, *lines):
-        print("  {:24.24}{:>10}{:>14}{:>14}{:>10}".format(*line))

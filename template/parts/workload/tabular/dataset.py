@@ -94,7 +94,7 @@ def synthesize(folder: Path, settings: Any) -> None:
     table = _made_up_harvest()
     rows = np.arange(len(table))
     splits = borders("0.7,0.15,0.15", len(table))
-    facts, _ = describe(table, rows < splits["train"][1])
+    facts = describe(table, rows < splits["train"][1])
     with StoreWriter(folder, WORKLOAD) as writer:
         write(writer, table, facts, rows)
         writer.splits = splits

@@ -37,8 +37,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
 
     from ..engine.data.store import StoreWriter
     from ..prepare.columns import read_table
-    from ..prepare.rows import describe, write
-    from ..prepare.scaling import print_columns
+    from ..prepare.rows import describe, print_columns, write
     from ..prepare.tables import Source
     from ..settings import WORKLOAD
 
@@ -53,12 +52,12 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
         train = np.zeros(len(table), bool)
         train[order[: splits["train"][1]]] = True
 
-        facts, lines = describe(table, train)
+        facts = describe(table, train)
         order = order[: splits["test"][1]]
         write(writer, table, facts, order)
         writer.splits = splits
         writer.source = {"file": source.path.name, **source.style}
     counts = [f"{last - first:,} {name}" for name, (first, last) in splits.items()]
     print(f"rows:       {', '.join(counts)}")
-    print_columns(lines)
+    print_columns(facts)
     print_next(folder)
