@@ -15,6 +15,8 @@ from ..prepare.splits import add_input
 from ..trained import add_flags, collected, open_run, output_path
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from ..engine.data.store import Store
 
 
@@ -31,7 +33,6 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     `row` is the number of the row in its file, from 1; of several files, in all of them together.
     A split has `target`, too. Classes are names, and each has a column with its probability.
     """
-    import numpy as np
     import pyarrow as pa
     from pyarrow.csv import write_csv
 
@@ -49,17 +50,28 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
         predicted = collected(project, project.loader(split), "target")
         rows = file_rows(project.store, split, predicted.pop("index"))
 
-    columns = {"row": rows, **predicted}
-    classes = project.store.facts["target"].get("classes")
-    if classes:
-        for name in columns.keys() & {"prediction", "target"}:
-            columns[name] = np.array(classes)[columns[name]]
-        probability = columns.pop("probability")
-        for name, values in zip(classes, probability.T, strict=True):
-            columns[f"probability of {name}"] = values
+    classes = project.store.facts["target"].get("classes", [])
+    columns = {"row": rows, **as_columns(predicted, classes)}
     with replacing(output) as file:
         write_csv(pa.table(columns), file)
     print(f"{len(rows):,} predictions of step {step} written to {output}")
+
+
+def as_columns(predicted: dict[str, np.ndarray], classes: list[str]) -> dict[str, np.ndarray]:
+    """Return columns (N,), with classes by name; (N, K) becomes a column for each class."""
+    import numpy as np
+
+    columns = {}
+    for name, values in predicted.items():
+        if values.ndim > 1:
+            labels = classes if len(classes) == values.shape[1] else range(values.shape[1])
+            for label, column in zip(labels, values.T, strict=True):
+                columns[f"{name} of {label}"] = column
+        elif classes and name in ("prediction", "target"):
+            columns[name] = np.array(classes)[values]
+        else:
+            columns[name] = values
+    return columns
 
 
 def new_rows(path: Path, flags: dict[str, Any], trained: Store, folder: str | Path) -> Store:
