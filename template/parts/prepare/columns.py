@@ -117,9 +117,8 @@ def kind_of(block: Block, name: str) -> str:
     where = f"{block.path}, column '{name}'"
     maybe_id = f"note: {where}: if it is an id, add --drop '{name}' or --category '{name}'"
     values = block.parse(name)
-    is_number = np.abs(values) < FLOAT32_MAX
-    if 2 * is_number.sum() >= (~np.isnan(values)).sum():
-        numbers = values[is_number]
+    numbers = values[np.abs(values) < FLOAT32_MAX]
+    if 2 * len(numbers) >= (~np.isnan(values)).sum():
         whole = numbers[numbers % 1 == 0]
         is_counting = len(numbers) > FEW and (np.diff(numbers) == 1).all()
         if is_counting or (np.float32(whole) != whole).any():

@@ -51,17 +51,14 @@ def describe(table: Table, train: np.ndarray) -> Facts:
     """
     scaler, counts = _measure(table, train)
     features = []
-    columns = zip(table.names, *scaler.scale(), scaler.std(), scaler.count, strict=True)
-    for name, mean, scale, std, count in columns:
+    for name, mean, std, count in zip(table.names, *scaler.scale(), scaler.count, strict=True):
         if not count:
             remedy = f"leave it out with --drop '{name}'"
             raise UserError("no training row has a value", f"column '{name}'", remedy)
         if not std:
             print(f"note: column '{name}' is constant in the training rows")
-        missing = scaler.rows - int(count)
-        features.append(
-            {"name": name, "mean": float(mean), "std": float(scale), "missing": missing}
-        )
+        scale = {"mean": float(mean), "std": float(std or 1)}
+        features.append({"name": name, **scale, "missing": scaler.rows - int(count)})
 
     categories = []
     for name, count_of in counts.items():

@@ -45,12 +45,7 @@ class Scaler:
         self.count = self.count + known
         self.rows += len(values)
 
-    def std(self) -> np.ndarray:
-        """Return standard deviations; 0 for a column whose values differ by rounding only."""
-        std = np.sqrt(self.squares / np.maximum(self.count, 1))
-        return np.where(std > TINY + ROUNDING * np.abs(self.mean), std, 0)
-
     def scale(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return mean and standard deviation; 1 instead of 0."""
-        std = self.std()
-        return self.mean, np.where(std > 0, std, 1)
+        """Return mean and standard deviation; 0 for a column whose values differ by rounding."""
+        std = np.sqrt(self.squares / np.maximum(self.count, 1))
+        return self.mean, np.where(std > TINY + ROUNDING * np.abs(self.mean), std, 0)

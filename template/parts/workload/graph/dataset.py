@@ -363,7 +363,7 @@ def _scales(key: str, names: Iterable[Any], scaler: Scaler) -> list[Facts]:
     """Return name, mean and standard deviation of each column; 1 if the column is constant."""
     scales = []
     for name, mean, std in zip(names, *scaler.scale(), strict=True):
-        scale = {key: name, "mean": float(mean), "std": float(std)}
+        scale = {key: name, "mean": float(mean), "std": float(std or 1)}
         scales.append(scale)
     return scales
 

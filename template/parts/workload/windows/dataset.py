@@ -137,7 +137,7 @@ def check_values(array: Hdf5Array, border: int) -> dict[str, list[float]]:
         where = f"{array.path}, {array.name}, column {int(is_rounded.argmax())}"
         raise UserError(what, where, "subtract a constant first")
     mean, std = scaler.scale()
-    return {"mean": mean.tolist(), "std": std.tolist()}
+    return {"mean": mean.tolist(), "std": np.where(std > 0, std, 1).tolist()}
 
 
 def _stored(values: np.ndarray, scale: dict[str, list[float]], dtype: str) -> np.ndarray:
