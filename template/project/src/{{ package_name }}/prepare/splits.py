@@ -31,7 +31,7 @@ def split_shares(split: str) -> list[float]:
 
 
 def split_sizes(split: str, count: int, rounded: int = 0) -> list[int]:
-    """Return the sizes of the training, validation and test split of `count` rows, days, tokens or so.
+    """Return the sizes of the training, validation and test split of `count` rows, days or tokens.
 
     rounded: which of the first two fractions is rounded; the other split gets what is left.
     """
