@@ -189,7 +189,7 @@ def series(tmp_path_factory):
     rows = [f"{number},{np.sin(number / 4):.3f}" for number in range(1000)]
     (folder / "new.csv").write_text("\n".join(["time,load", *rows]), encoding="utf-8")
     project = render(workload="timeseries")
-    check_run(project, "prepare", "--input", "new.csv", cwd=folder)
+    check_run(project, "prepare", "--input", "new.csv", "--time-format", "s", cwd=folder)
     check_run(project, "train", "--training.max_steps", "5", cwd=folder)
     return folder
 
