@@ -30,7 +30,8 @@ def trained(workload: str, folder: Path) -> Path:
 
 def measured(out: str) -> list[float]:
     """The loss as trained and with int8."""
-    return [float(loss) for loss in re.findall(r"^(?:as trained|int8) +(\S+)", out, re.MULTILINE)]
+    (losses,) = re.findall(r"^loss +(\S+) +(\S+)$", out, re.MULTILINE)
+    return [float(loss) for loss in losses]
 
 
 # The program of an LSTM takes ten times as long.

@@ -69,15 +69,10 @@ def done(workload: str, *words: str, place: Path) -> str:
 
 
 def evaluated(workload: str, *words: str, place: Path) -> Found:
-    """The model's metrics by name, and those of each baseline as `baseline.name`."""
+    """The model's metrics and `baseline_loss`, by name."""
     done(workload, *words, place=place)
     evaluation = evaluation_of(place)
-    baselines = {
-        f"{row}.{name}": x
-        for row, got in evaluation["baselines"].items()
-        for name, x in got.items()
-    }
-    return evaluation["metrics"] | baselines
+    return evaluation["metrics"] | {"baseline_loss": evaluation["baseline_loss"]}
 
 
 def by_script(workload: str, line: str, place: Path) -> Found:

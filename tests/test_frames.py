@@ -194,13 +194,13 @@ def test_windows_across_a_longer_gap_are_left_out_of_each_split(jitter, tmp_path
 def test_a_run_without_windows_across_gaps_trains_evaluates_and_forecasts(tmp_path):
     prepared(tmp_path, "timeseries+frames", series(GAPS), "--max-gap H1 --split 700,100,138")
     FRAMES.done(*SMALL, cwd=tmp_path)
-    repeated = FRAMES.evaluated(tmp_path)["baselines"]["repeat_last"]["mse"]
+    baseline = FRAMES.evaluated(tmp_path)["baseline_loss"]
     table = values(len(GAPS))[:, 0].astype(np.float32)
     seconds = GAPS.astype(np.int64)
     rows = np.searchsorted(seconds, FRAMES.predicted(tmp_path)["time"])
     errors = [table[rows + ahead] - table[rows] for ahead in range(1, 7)]
     std = store(tmp_path, "timeseries+frames").facts["target_std"][0][0]
-    assert repeated == pytest.approx(np.square(errors).mean() / std**2, rel=1e-4)
+    assert baseline == pytest.approx(np.square(errors).mean() / std**2, rel=1e-4)
 
     written(tmp_path, series(GAPS[200:400]), "new.csv")
     new = FRAMES.predicted(tmp_path, "--input", "new.csv")["time"]

@@ -57,11 +57,8 @@ def test_the_example_keeps_to_its_contract_trains_and_predicts(project, tmp_path
     ):
         result = check_run(project, *words, cwd=tmp_path)
     evaluation = evaluation_of(tmp_path)
-    assert (
-        evaluation["metrics"]["accuracy"]
-        > 0.8
-        > evaluation["baselines"]["most frequent"]["accuracy"]
-    )
+    assert evaluation["metrics"]["accuracy"] > 0.8
+    assert evaluation["metrics"]["loss"] < evaluation["baseline_loss"]
     predicted = np.load(newest_run(tmp_path) / "predictions.npz")
     assert predicted["probability"].shape == (30, 2)
     assert predicted["classes"].tolist() == ["hiss", "hum"]
@@ -82,13 +79,13 @@ def test_what_is_missing_in_the_dataset_is_one_line(old, new, says, project, tmp
     one_error(run(broken, "train", "--training.max_steps", "2", cwd=tmp_path), says)
 
 
-def test_a_dataset_without_baselines_trains_and_is_evaluated(project, tmp_path):
+def test_a_dataset_without_a_baseline_trains_and_is_evaluated(project, tmp_path):
     """Only `Samples` and the data are needed."""
     bare = shutil.copytree(project, tmp_path / "project")
     dataset = bare / "src/my_training/dataset.py"
-    for name in ("finish", "baselines"):
+    for name in ("finish", "baseline_loss"):
         replace(dataset, f"def {name}(", f"def own_{name}(")
     (tmp_path / "config.yaml").write_text("{}", encoding="utf-8")
     for words in (("train", "--training.max_steps", "2"), ("evaluate",)):
         check_run(bare, *words, cwd=tmp_path)
-    assert evaluation_of(tmp_path)["baselines"] == {}
+    assert evaluation_of(tmp_path)["baseline_loss"] is None

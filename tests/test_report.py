@@ -36,7 +36,7 @@ RESULT = {
     "split": "test",
     "step": 200,
     "metrics": {"mae": 0.42},
-    "baselines": {"mean": {"mae": 1.5}},
+    "baseline_loss": 1.5,
 }
 
 
@@ -143,7 +143,8 @@ def test_the_extra_compare_adds_what_the_page_leaves_out(whole):
         "(details.png)",
         "| validation, best | 200 | 0.4 | 0.2 |",
         "| baseline, without a model |  | 1.25 |  |",
-        "| model | 0.42 |",
+        "| model | 0.42 |  |",
+        "| baseline, without a model |  | 1.5 |",
         "| samples/s, median | 5,000 |",  # the first one, with compilation in it, does not count
         "| compile | off | a \\| b |",
         "| resumed from steps | 120 |",

@@ -14,11 +14,11 @@ from ..engine.files import read_json, replacing, write_text
 from ..engine.log.report import (
     Cells,
     Record,
-    aligned,
     duration,
     markdown,
     numbers,
     plot,
+    show,
     table,
 )
 from ..engine.runs import RUNS, all_runs, find_run, typed_run
@@ -85,6 +85,17 @@ def table_rows(records: list[Record]) -> list[Cells]:
         )
         rows.append(row)
     return rows
+
+
+def aligned(header: Cells, rows: Sequence[Cells]) -> list[str]:
+    """Return the lines of a table in columns, for the terminal."""
+    texts = [[show(cell) for cell in row] for row in (header, *rows)]
+    widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
+    lines = []
+    for row in texts:
+        cells = [text.ljust(width) for text, width in zip(row, widths, strict=True)]
+        lines.append("  ".join(cells).rstrip())
+    return lines
 
 
 def read_settings(folder: Path) -> dict[str, str]:

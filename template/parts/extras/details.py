@@ -22,7 +22,6 @@ from ..engine.log.report import (
     markdown,
     numbers,
     plot,
-    side_by_side,
     table,
 )
 
@@ -110,14 +109,25 @@ def losses(record: Record) -> tuple[Cells, list[Cells]]:
     return side_by_side(rows)
 
 
+def side_by_side(rows: dict[str, Row]) -> tuple[Cells, list[Cells]]:
+    """Return header and cells of a table: a line for each row, a column for each number."""
+    names = [name for row in rows.values() for name in row if name not in NO_METRICS]
+    names = list(dict.fromkeys(names))
+    cells = [(title, *(row.get(name) for name in names)) for title, row in rows.items()]
+    return ("", *names), cells
+
+
 def evaluation(result: Row) -> list[str]:
-    """Return the table of the last `evaluate`: metrics of the model and of simple baselines."""
+    """Return the table of the last `evaluate`: metrics of the model, and the baseline's loss."""
     if not result:
         return []
     title = f"Evaluation on {result['split']} at step {result['step']}"
     if result.get("weights", "trained") != "trained":
         title += f", {result['weights']} weights"
-    return table(title, *side_by_side({"model": result["metrics"], **result["baselines"]}))
+    rows = {"model": result["metrics"]}
+    if result.get("baseline_loss") is not None:
+        rows["baseline, without a model"] = {"loss": result["baseline_loss"]}
+    return table(title, *side_by_side(rows))
 
 
 def speed(records: list[Row]) -> list[Cells]:

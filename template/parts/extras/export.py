@@ -152,7 +152,7 @@ def write_int8(
     loader: Any,
 ) -> None:
     """Write int8 weights, and print how the metrics of a split change."""
-    from ..engine.log.report import aligned, side_by_side
+    from ..engine.log.report import show
     from ..engine.run.evaluation import evaluate
 
     def measure() -> dict[str, float]:
@@ -168,8 +168,10 @@ def write_int8(
     for note in notes:
         print(f"note: {note}")
     print(f"measured on the {split} split:")
-    rows = {"as trained": before, "int8": measure()}
-    print("\n".join(aligned(*side_by_side(rows))))
+    after = measure()
+    print(f"{'':<16} as trained    int8")
+    for name, value in before.items():
+        print(f"{name:<16} {show(value):<13} {show(after[name])}")
 
 
 def stored(model: nn.Module, rounded: dict[str, tuple[Tensor, Tensor]]) -> dict[str, Tensor]:

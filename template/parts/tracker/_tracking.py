@@ -54,7 +54,7 @@ class Guarded:
     def finish(self, failed: bool) -> None:
         """Send what is pending."""
 
-    def open(self, step: int | None = None) -> str:
+    def open(self, step: int | None = None) -> None:
         """Connect. step: where training begins or resumes; None for an evaluation without training.
 
         A failure before a run's first step raises `UserError`. Later it is a note, so that a run
@@ -67,18 +67,30 @@ class Guarded:
             if step == 0:
                 raise UserError(what, "tracker", self.REMEDY) from None
             print(f"note: {what}: metrics are written to {self.folder} only", flush=True)
-            return ""
+            return
         self.on = True
-        return where
+        if step is not None:
+            print(f"tracked in {where}", flush=True)
 
-    def log(self, step: int, row: Mapping[str, float]) -> None:
-        """Log the numbers of a step or an evaluation."""
-        self._guarded(self.send, step, row)
+    def log(self, record: Mapping[str, Any]) -> None:
+        """Log the numbers of a record: of training, or of an evaluation if it has a split."""
+        group = record.get("split", "train")
+        numbers = {}
+        for name, value in record.items():
+            if isinstance(value, float) and name != "time":
+                numbers[f"{group}/{name}"] = value
+        self._guarded(self.send, record["step"], numbers)
 
-    def show(self, step: int, files: Mapping[str, Path]) -> None:
-        """Send plots (.png) and texts (.md) of an evaluation, by their names."""
-        for name, file in files.items():
-            self._guarded(self.send_file, step, name, file)
+    def log_evaluation(self, record: Mapping[str, Any]) -> None:
+        """Log an evaluation without training."""
+        self.open()
+        self.log(record)
+        self.close()
+
+    def show(self, step: int, files: list[Path]) -> None:
+        """Send plots (.png) and texts (.md) of an evaluation."""
+        for file in files:
+            self._guarded(self.send_file, step, f"validation/{file.stem}", file)
 
     def close(self) -> None:
         """Close the tracker's run; an exception that is being raised marks it as failed."""

@@ -87,7 +87,7 @@ class Samples:
         return batch
 
 
-# --- baselines: metrics without a model
+# --- metrics of a whole split
 
 
 def finish(metrics: dict[str, float], store: Store, split: str) -> dict[str, float]:
@@ -105,28 +105,20 @@ def standardized(store: Store, first: int, last: int) -> np.ndarray:
     return (values - np.array(facts["target_mean"])) / np.array(facts["target_std"])
 
 
-def baselines(store: Store, settings: Sections | None, split: str) -> dict[str, dict[str, float]]:
-    """Return the errors of the training mean, and of repeating the last value."""
-    samples = Samples(store, settings, split)
+def baseline_loss(store: Store, split: str) -> float:
+    """Return the loss of the training mean, or of repeating the last value if that is better."""
+    samples = Samples(store, None, split)
     last_known = samples.first_targets(np.arange(len(samples))) - 1
     first = last_known[0]
     rows = standardized(store, first, last_known[-1] + samples.horizon + 1)
     last_known -= first
-    baselines = {}
-    for name, forecast in {"mean": 0.0, "repeat_last": rows[last_known]}.items():
-        squared = 0.0
-        absolute = 0.0
-        for ahead in range(1, samples.horizon + 1):
-            error = rows[last_known + ahead] - forecast
-            squared += float(np.square(error).mean())
-            absolute += float(np.abs(error).mean())
-        baselines[name] = {"mse": squared / samples.horizon, "mae": absolute / samples.horizon}
-    return baselines
-
-
-def baseline_loss(store: Store, split: str) -> float:
-    """Return the loss of the better of the two baselines."""
-    return min(metrics["mse"] for metrics in baselines(store, None, split).values())
+    of_mean = 0.0
+    of_last = 0.0
+    for ahead in range(1, samples.horizon + 1):
+        targets = rows[last_known + ahead]
+        of_mean += float(np.square(targets).mean())
+        of_last += float(np.square(targets - rows[last_known]).mean())
+    return min(of_mean, of_last) / samples.horizon
 
 
 # --- series without `prepare`

@@ -1,14 +1,14 @@
-"""Evaluate a trained run on a whole split, and compare it with simple baselines."""
+"""Evaluate a trained run on a whole split, and compare it with a baseline."""
 
 from __future__ import annotations
 
 import argparse
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from ..engine.files import write_json
+from ..engine.plugins import discover
 from ..engine.run.environment import device_line
 from ..engine.runs import find_run
 from ..trained import add_flags, open_run
@@ -20,12 +20,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
-    """Write `evaluation.json` into the run folder and print a table."""
+    """Print the metrics, write them to `evaluation.json` and send them to the tracker."""
     folder = find_run(arguments.run)
     split = arguments.split
     settings = load(folder / "config.resolved.yaml")
 
-    from ..engine.log.report import aligned, side_by_side
+    from ..engine.log.report import show
     from ..engine.run.evaluation import evaluate
 
     project, step = open_run(folder, settings, arguments)
@@ -41,25 +41,23 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
 
     store = project.store
     metrics = project.ask_dataset("finish", sums, sums, store, split)
-    baselines = project.ask_dataset("baselines", {}, store, settings, split)
+    baseline = project.ask_dataset("baseline_loss", None, store, split)
     count = loader.order.count
     print(f"{device_line(project.device)}, precision {project.precision.name}")
     print(f"{folder}: {split} split, checkpoint of step {step}, {arguments.weights} weights")
     print(f"{count:,} samples in {seconds:.1f} s, {count / seconds:,.0f} samples/s")
-    print("\n".join(aligned(*side_by_side({"model": metrics, **baselines}))))
+    for name, value in metrics.items():
+        print(f"{name:<16} {show(value)}")
+    if baseline is not None:
+        print(f"{'baseline_loss':<16} {show(baseline)}")
 
-    about = {"split": split, "step": step, "weights": arguments.weights}
-    write_results(folder, settings, {**about, "metrics": metrics, "baselines": baselines})
-
-
-def write_results(folder: Path, settings: Any, results: dict[str, Any]) -> None:
-    """Write `evaluation.json`, and send the metrics to the tracker."""
-    from ..engine.log.run_log import find_trackers
-
+    results = {
+        "split": split,
+        "step": step,
+        "weights": arguments.weights,
+        "metrics": metrics,
+        "baseline_loss": baseline,
+    }
     write_json(folder / "evaluation.json", results)
-    split = results["split"]
-    numbers = {f"{split}/{name}": value for name, value in results["metrics"].items()}
-    for tracker in find_trackers(folder, settings):
-        tracker.open()
-        tracker.log(results["step"], numbers)
-        tracker.close()
+    for module in discover("engine.log", "Tracker"):
+        module.Tracker(folder, settings).log_evaluation({"step": step, "split": split, **metrics})

@@ -103,9 +103,6 @@ class Dataset(Protocol):
     def baseline_loss(self, store: Any, split: str) -> float:
         """Return the loss of a split without a model; training must reach a lower one."""
 
-    def baselines(self, store: Any, settings: Any, split: str) -> dict[str, dict[str, float]]:
-        """Return the metrics of simple predictions without a model, by name."""
-
 
 class Loader(Protocol):
     """`Loader(samples, store, settings, order, device)`: batches of an `Order`, on the device."""

@@ -76,7 +76,8 @@ def draw(run: Run) -> None:
             with replacing(path) as file:
                 example.savefig(file, dpi=110)
         files.append(path)
-    run.log.send_files(run.step, files)
+    for tracker in run.log.trackers:
+        tracker.show(run.step, files)
     run.log.event(run.step, FOLDER)
 
 

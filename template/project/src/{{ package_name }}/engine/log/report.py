@@ -120,14 +120,6 @@ def summary(record: Record) -> list[tuple[str, str]]:
     return lines
 
 
-def side_by_side(rows: dict[str, Row]) -> tuple[Cells, list[Cells]]:
-    """Return header and cells of a table: a line for each row, a column for each number."""
-    names = [name for row in rows.values() for name in row if name not in NO_METRICS]
-    names = list(dict.fromkeys(names))
-    cells = [(title, *(row.get(name) for name in names)) for title, row in rows.items()]
-    return ("", *names), cells
-
-
 # --- text
 
 
@@ -145,17 +137,6 @@ def table(title: str, header: Cells, rows: Sequence[Cells]) -> list[str]:
     for row in [header, ("---",) * len(header), *rows]:
         cells = [show(cell).replace("|", "\\|") for cell in row]
         lines.append("| " + " | ".join(cells) + " |")
-    return lines
-
-
-def aligned(header: Cells, rows: Sequence[Cells]) -> list[str]:
-    """Return the lines of a table in columns, for the terminal."""
-    texts = [[show(cell) for cell in row] for row in (header, *rows)]
-    widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
-    lines = []
-    for row in texts:
-        cells = [text.ljust(width) for text, width in zip(row, widths, strict=True)]
-        lines.append("  ".join(cells).rstrip())
     return lines
 
 

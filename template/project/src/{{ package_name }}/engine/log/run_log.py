@@ -26,13 +26,14 @@ if TYPE_CHECKING:
 
 
 class RunLog:
-    """The lines, records and events of a run. trackers: none in trials and on other ranks."""
+    """The lines, records and events of a run. trial: without a tracker."""
 
-    def __init__(self, folder: Path, settings: Any, is_main: bool, trackers: list[Any]):
+    def __init__(self, folder: Path, settings: Any, is_main: bool, trial: bool):
         self.folder = folder
         self.show_bar = settings.monitor.progress
         self.is_main = is_main
-        self.trackers = trackers
+        modules = [] if trial else discover("engine.log", "Tracker")
+        self.trackers = [module.Tracker(folder, settings) for module in modules]
         self.step = 0  # of the last record
         self.first_step = 0  # after which this call trains
         self.num_steps = 0
@@ -60,14 +61,12 @@ class RunLog:
                 records.append(record)
         write_text(path, "".join(json.dumps(record) + "\n" for record in records))
         self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115
+        for tracker in self.trackers:
+            tracker.open(step)
         disable = None if self.show_bar == "auto" else not self.show_bar  # None: on a terminal
         self._bar = tqdm(
             total=num_steps, initial=step, unit="step", dynamic_ncols=True, disable=disable
         )
-        for tracker in self.trackers:
-            address = tracker.open(step)
-            if address:
-                self.line(f"tracked in {address}")
 
     # --- lines
 
@@ -100,7 +99,7 @@ class RunLog:
         self.line(f"{where}  {values}  ({record['seconds']:.1f} s){mark}")
 
     def _write(self, record: Row) -> None:
-        """Append a record to the file and send its numbers to the tracker."""
+        """Append a record to the file and send it to the tracker."""
         if not self.is_main:
             return
         self.step = record["step"]
@@ -112,15 +111,10 @@ class RunLog:
             what = f"{self.folder}: {error.strerror}"
             text = f"{what}: metrics wait in memory, training continues: free some space"
             self.alert(self.step, "disk", text)
-        group = record.get("split", "train")
-        numbers = {}
-        for name, value in record.items():
-            if isinstance(value, float) and name != "time":
-                numbers[f"{group}/{name}"] = value
         for tracker in self.trackers:
-            tracker.log(record["step"], numbers)
+            tracker.log(record)
 
-    # --- events and files
+    # --- events
 
     def alert(self, step: int, kind: str, text: str) -> None:
         """Print an alert, once for each kind, and keep it for the report."""
@@ -139,11 +133,6 @@ class RunLog:
         with suppress(OSError), open(path, "a", encoding="utf-8") as file:
             file.write(json.dumps(event) + "\n")
 
-    def send_files(self, step: int, files: list[Path]) -> None:
-        """Send plots (.png) and texts (.md) of an evaluation to the tracker."""
-        for tracker in self.trackers:
-            tracker.show(step, {f"validation/{file.stem}": file for file in files})
-
     def close(self) -> None:
         """Write what is left. Every rank calls it, also after an error."""
         with suppress(OSError):
@@ -151,11 +140,6 @@ class RunLog:
         self._bar.close()
         for tracker in self.trackers:
             tracker.close()
-
-
-def find_trackers(folder: Path, settings: Any) -> list[Any]:
-    """Return the run's tracker; none if the project has no `tracker.py`."""
-    return [module.Tracker(folder, settings) for module in discover("engine.log", "Tracker")]
 
 
 def training_line(record: Row, metrics: Iterable[str]) -> str:

@@ -20,7 +20,7 @@ from ..errors import UserError
 from ..interfaces import Batch
 from ..log.meter import Meter
 from ..log.report import Row
-from ..log.run_log import RunLog, find_trackers
+from ..log.run_log import RunLog
 from ..signals import Signals
 from .checkpoint import Checkpoint, NotWritten
 from .dry_run import dry_run
@@ -68,10 +68,7 @@ class Run:
         self.global_batch_size = self.loader.order.batch_size_all_ranks * self.accumulation
         self.step_fraction = 1.0  # samples of the current step, as a fraction of a complete one
 
-        trackers = []
-        if distributed.is_main and not self.trial:
-            trackers = find_trackers(self.folder, settings)
-        self.log = RunLog(self.folder, settings, distributed.is_main, trackers)
+        self.log = RunLog(self.folder, settings, distributed.is_main, self.trial)
         self.closing.callback(self.log.close)
         self.meter = Meter(distributed, skips=project.precision.scaler.is_enabled())
         self.checkpoint = self._make_checkpoint()
