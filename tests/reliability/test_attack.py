@@ -137,7 +137,7 @@ MOMENTS = {
         "step": "engine.run.run:Run.end_step",
         "evaluation": "engine.run.run:evaluate",
         "save": "engine.run.checkpoint:Checkpoint.save",
-        "prepare": "engine.data.store:write_sealed",
+        "prepare": "engine.data.store:write_json",
     },
     "script": {
         "start": ":configure",

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..engine.data.store import Store
 from ..engine.errors import UserError
-from ..engine.files import is_sealed, read_json, write_sealed
+from ..engine.files import digest, read_json, write_json
 
 if TYPE_CHECKING:
     from ..engine.run.run import Run
@@ -66,7 +66,7 @@ def compare_files(store: Store) -> None:
     `UserError` that names the damaged file.
     """
     record = read_json(store.folder / VERIFIED)
-    if not is_sealed(record):
+    if record.pop("seal", "") != digest(record):
         record = {}
     now = time.time()
     oldest = now - VERIFY_DAYS * 24 * 3600
@@ -80,4 +80,4 @@ def compare_files(store: Store) -> None:
         record[name] = (state, now)
         # If the folder cannot be written, the file is compared each time.
         with contextlib.suppress(OSError):
-            write_sealed(store.folder / VERIFIED, record)
+            write_json(store.folder / VERIFIED, {**record, "seal": digest(record)})

@@ -9,8 +9,6 @@ copied: the manifest has its path.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import os
 import shutil
@@ -23,9 +21,9 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from ..errors import UserError
-from ..files import is_sealed, lock, read_json, sha256, sync, write_json, write_sealed
+from ..files import digest, lock, read_json, sha256, sync, write_json
 
-FORMAT = 4  # goes up when the manifest, an array or the fingerprint means something else
+FORMAT = 5  # goes up when the manifest, an array or the fingerprint means something else
 MANIFEST = "manifest.json"
 REMEMBERED = "data.json"
 OURS = "store-*-" + 12 * "[0-9a-f]" + ".bin"  # the files of arrays, as a pattern of `glob`
@@ -86,7 +84,8 @@ class Store:
         if number != FORMAT:
             what = f"the data are of format {number}, this project reads {FORMAT}"
             raise UserError(what, str(path), AGAIN)
-        if not is_sealed(manifest):
+        # A flipped bit in JSON would be another number or name.
+        if manifest.get("seal") != digest({**manifest, "seal": ""}):
             raise UserError("the manifest is damaged", str(path), AGAIN)
         self.folder = path.parent
         self.resident: dict[str, Any] = {}  # rows that a loader keeps on the device, by array
@@ -106,8 +105,7 @@ class Store:
             places[name] = {**entry, "file": self.files[file]["sha256"]}
 
         # The same bytes with other targets, class names or characters are other data.
-        content = json.dumps([places, self.splits, self.facts], sort_keys=True)
-        self.fingerprint = hashlib.sha256(content.encode()).hexdigest()[:16]
+        self.fingerprint = digest([places, self.splits, self.facts])[:16]
 
     @classmethod
     def open(cls, folder: str | Path, workload: str | None = None) -> Store:
@@ -241,10 +239,11 @@ class StoreWriter:
             os.replace(path, self.folder / entry["file"])
         sync(self.folder)
 
-        manifest: dict[str, Any] = {"format": FORMAT}
+        manifest: dict[str, Any] = {"format": FORMAT, "seal": ""}
         for field in ("workload", "source", "facts", "splits", "arrays", "files"):
             manifest[field] = getattr(self, field)
-        write_sealed(self.folder / MANIFEST, manifest)
+        manifest["seal"] = digest(manifest)
+        write_json(self.folder / MANIFEST, manifest)
 
     def _remove_unnamed(self) -> None:
         """Delete arrays that the manifest does not name: the previous ones, or unfinished ones."""
