@@ -34,8 +34,6 @@ class RunLog:
         self.is_main = is_main
         modules = [] if trial else discover("engine.log", "Tracker")
         self.trackers = [module.Tracker(folder, settings) for module in modules]
-        self.step = 0  # of the last record
-        self.first_step = 0  # after which this call trains
         self.num_steps = 0
         self._file: TextIO = io.StringIO()  # metrics.jsonl, from `start` on
         self._bar = tqdm(disable=True)
@@ -48,8 +46,6 @@ class RunLog:
         after its step, and those of evaluations after the one that it knows.
         """
         step = progress.step
-        self.step = step
-        self.first_step = step
         self.num_steps = num_steps
         if not self.is_main:
             return
@@ -81,8 +77,7 @@ class RunLog:
     def training(self, record: Row, metrics: Iterable[str]) -> None:
         """Write and print a record of training. metrics: names of the model's metrics."""
         text = training_line(record, metrics)
-        # The first steps compile and fill caches, so they say nothing of the time left.
-        if self.step > self.first_step:
+        if "eta_s" in record:
             text += f"  ETA {duration(record['eta_s'])}"
         self._write(record)
         if self._bar.disable:
@@ -102,7 +97,7 @@ class RunLog:
         """Append a record to the file and send it to the tracker."""
         if not self.is_main:
             return
-        self.step = record["step"]
+        step = record["step"]
         record = {name: finite_or_none(value) for name, value in record.items()}
         try:
             self._file.write(json.dumps(record) + "\n")
@@ -110,7 +105,7 @@ class RunLog:
         except OSError as error:  # the next record that fits is written with this one
             what = f"{self.folder}: {error.strerror}"
             text = f"{what}: metrics wait in memory, training continues: free some space"
-            self.alert(self.step, "disk", text)
+            self.alert(step, "disk", text)
         for tracker in self.trackers:
             tracker.log(record)
 

@@ -259,9 +259,11 @@ class Run:
             "samples_per_second": self.meter.num_batches * batch_samples / seconds,
             "step_ms": 1000 * seconds_per_step,
             "data_wait_fraction": self.meter.waited / seconds,
-            "eta_s": (self.num_steps - self.step) * seconds_per_step,
             "time": time.time(),
         }
+        # The first steps compile and fill caches, so they say nothing of the time left.
+        if self.record is not None:
+            record["eta_s"] = (self.num_steps - self.step) * seconds_per_step
         if self.meter.skips:
             record["skipped_steps"] = num_skipped
         device = self.project.device
