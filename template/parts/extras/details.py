@@ -89,10 +89,10 @@ def curves(record: Record) -> Figure:
 
     num_lines = -(-len(series) // 2)
     figure = Figure(figsize=(12, 3 * num_lines), layout="constrained")
-    for place, (name, pairs) in enumerate(series.items(), start=1):
+    for place, (name, values) in enumerate(series.items(), start=1):
         axes = figure.add_subplot(num_lines, 2, place)
         axes.set(title=name.replace("_", " "), xlabel="step")
-        plot(axes, name, pairs)
+        plot(axes, name, values)
     return figure
 
 
@@ -134,7 +134,7 @@ def speed(records: list[Row]) -> list[Cells]:
     """Summarize the speed and memory of the logged steps, as SPEED defines it."""
     rows = []
     for name, (label, sum_up) in SPEED.items():
-        values = [value for _, value in numbers(records, name)]
+        values = list(numbers(records, name).values())
         if values:
             rows.append((label, f"{sum_up(values):,.4g}"))
     return rows

@@ -198,7 +198,7 @@ def seconds_spent(run: Path) -> float:
     record = Record(run)
     seconds = 0.0
     previous = 0
-    for step, step_ms in numbers(record.training, "step_ms"):
+    for step, step_ms in numbers(record.training, "step_ms").items():
         seconds += max(step - previous, 0) * step_ms / 1000
         previous = step
     checkpoints = [event for event in record.events if event.get("event") == "checkpoint"]

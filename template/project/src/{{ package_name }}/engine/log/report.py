@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Row = dict[str, Any]
-Series = list[tuple[int, float]]
-"""(step, value) of the rows that have a value."""
+Series = dict[int, float]
+"""The values of the rows that have one, by step."""
 
 Cells = tuple[Any, ...]
 """The cells of one line of a table."""
@@ -65,8 +65,8 @@ class Record:
 
 
 def numbers(rows: Iterable[Row], name: str) -> Series:
-    """Return (step, value) of the rows that have `name`; None stands for nan and infinity."""
-    return [(row["step"], row[name]) for row in rows if row.get(name) is not None]
+    """Return the values `name` of the rows that have it; None stands for nan and infinity."""
+    return {row["step"]: row[name] for row in rows if row.get(name) is not None}
 
 
 # --- the report
@@ -182,7 +182,6 @@ def curves(record: Record) -> Figure:
 
 def plot(axes: Any, label: str, series: Series) -> None:
     """Plot a curve without its first tenth, whose values would flatten the others."""
-    late = [(step, value) for step, value in series if step >= series[-1][0] / 10]
-    steps = [step for step, _ in late]
-    values = [value for _, value in late]
-    axes.plot(steps, values, ".-", markersize=3, label=label)
+    first = max(series, default=0) / 10
+    steps = [step for step in series if step >= first]
+    axes.plot(steps, [series[step] for step in steps], ".-", markersize=3, label=label)

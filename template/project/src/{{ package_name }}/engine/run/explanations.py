@@ -73,11 +73,9 @@ def out_of_memory(memory: str, settings: Settings | None, command: str = "train"
 
 def advice(settings: Settings, precision: str) -> str:
     """Return what to change in this run, best first. precision: the one in use, never `auto`."""
-    remedies = [f"lower optimizer.learning_rate ({settings.optimizer.learning_rate:g})"]
+    remedy = f"lower optimizer.learning_rate ({settings.optimizer.learning_rate:g})"
     if not settings.training.gradient_clip:
-        remedies.append("set training.gradient_clip 1")
-    if settings.schedule.warmup_steps != "auto":
-        remedies.append(f"raise schedule.warmup_steps ({settings.schedule.warmup_steps})")
+        remedy += "; or set training.gradient_clip 1"
     if precision != "fp32":
-        remedies.append(f"set training.precision fp32 ({precision})")
-    return "; or ".join(remedies)
+        remedy += f"; or set training.precision fp32 ({precision})"
+    return remedy
