@@ -149,6 +149,7 @@ def test_what_may_not_be_written_or_read_is_one_line(place):
     resumed = run(TABULAR, "train", "--resume", cwd=place, before=as_other_users)
     one_error(resumed, "Permission denied.*runs/first", "permissions")
 
+    set_mode(place / "runs", 0o700)
     (place / "data/manifest.json").chmod(0)
     refused = run(TABULAR, "train", *SMALL, cwd=place, before=as_other_users)
     assert "damaged" not in one_error(refused, "Permission denied.*data", "permissions")
