@@ -210,8 +210,7 @@ SAID = {  # by a CUDA library, none of it by a class of its own; and what is exp
 @pytest.mark.parametrize("said", SAID)
 def test_what_a_library_lacks_is_explained(said):
     project = render(extras=["diagnose"])
-    given = imported(project, "config").load()
-    explained = imported(project, "engine.run.explanations").explain(RuntimeError(said), given)
+    explained = imported(project, "engine.run.explanations").explain(RuntimeError(said))
     assert str(explained).startswith(SAID[said])
 
 
