@@ -210,7 +210,8 @@ SAID = {  # by a CUDA library, none of it by a class of its own; and what is exp
 @pytest.mark.parametrize("said", SAID)
 def test_what_a_library_lacks_is_explained(said):
     project = render(extras=["diagnose"])
-    explained = imported(project, "engine.run.explanations").explain(RuntimeError(said))
+    given = imported(project, "config").load()
+    explained = imported(project, "engine.run.explanations").explain(RuntimeError(said), given)
     assert str(explained).startswith(SAID[said])
 
 

@@ -85,7 +85,7 @@ def run(words: list[str]) -> int:
             return 0
         return command.run(arguments, settings) or 0
     except (ImportError, OSError, RuntimeError, MemoryError) as error:
-        explained = explain(error, name)
+        explained = explain(error, command=name)
         if explained is None:
             raise
         raise explained from error

@@ -41,7 +41,7 @@ def dry_run(project: Project, loader: Any) -> float:
             # The other ranks wait in the exchange, and end when this process ends.
             if project.distributed.forward_exchanges:
                 raise
-            raise out_of_memory("GPU memory") from error
+            raise out_of_memory("GPU memory", project.settings) from error
         project.optimizer.zero_grad()
         batches.close()
     return float(output.total_weight)

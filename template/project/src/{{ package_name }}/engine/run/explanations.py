@@ -15,22 +15,17 @@ if TYPE_CHECKING:
 # cuDNN.
 GPU_MEMORY = ("OutOfMemoryError", "error: out of memory", "_ALLOC_FAILED", "_ALLOCATION_FAILED")
 
-# What needs less memory in a training, mildest first.
-LESS_MEMORY = (
-    "halve --data.batch_size and double --training.gradient_accumulation_steps (same result); "
-    "--training.gradient_checkpointing true (half of the activations, forward runs twice); "
-    "--profile low_memory"
-)
 
-
-def explain(error: BaseException | None, command: str = "train") -> UserError | None:
+def explain(
+    error: BaseException | None, settings: Settings | None = None, command: str = "train"
+) -> UserError | None:
     """Return the line for a failure that a user can fix; None for any other error.
 
-    The extra `diagnose` knows more failures, by the words of libraries.
+    settings: of a training. The extra `diagnose` knows more failures, by the words of libraries.
     """
     memory = missing_memory(error)
     if memory:
-        return out_of_memory(memory, command)
+        return out_of_memory(memory, settings, command)
     if "remedies" in names("engine.run"):
         remedies = import_module(f"{PACKAGE}.engine.run.remedies")
         explained: UserError | None = remedies.explain(error, command)
@@ -55,12 +50,25 @@ def missing_memory(error: BaseException | None) -> str:
     return ""
 
 
-def out_of_memory(memory: str, command: str = "train") -> UserError:
-    """Return the line for memory that was too small, with what to try."""
-    remedy = "smaller batches: --evaluation.batch_size, --data.batch_size; or stop other processes"
-    if command == "train":
-        remedy = f"try, in this order: {LESS_MEMORY}"
-    return UserError(f"out of {memory}", command, remedy)
+def out_of_memory(memory: str, settings: Settings | None, command: str = "train") -> UserError:
+    """Return the settings to try, mildest first."""
+    what = f"out of {memory}"
+    if settings is None:
+        remedy = "smaller batches: --evaluation.batch_size, --data.batch_size"
+        return UserError(what, command, f"{remedy}; or stop other processes")
+
+    training = settings.training
+    steps = []
+    batch_size = settings.data.batch_size
+    if batch_size > 1:
+        accumulation = 2 * training.gradient_accumulation_steps
+        same = f"--training.gradient_accumulation_steps {accumulation}"
+        steps.append(f"--data.batch_size {batch_size // 2} {same} (same result)")
+    if not training.gradient_checkpointing:
+        cost = "(half of the activations, forward runs twice)"
+        steps.append(f"--training.gradient_checkpointing true {cost}")
+    steps.append("--profile low_memory")
+    return UserError(what, command, "try, in this order: " + "; ".join(steps))
 
 
 def advice(settings: Settings, precision: str) -> str:

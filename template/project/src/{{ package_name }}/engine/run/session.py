@@ -54,7 +54,7 @@ class Session:
         self, kind: type | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.closing.close()
-        explained = explain(error)
+        explained = explain(error, self.settings)
         if isinstance(error, NonFinite) and self.run is not None:
             explained = explain_non_finite(error, self.run)
             explained.reported = not self.is_main  # all ranks have seen it
