@@ -11,6 +11,7 @@ import io
 import json
 import os
 import sys
+import time
 from collections.abc import Sequence
 from functools import partial
 from importlib import import_module
@@ -105,8 +106,14 @@ def check_command(name: str) -> None:
 
 
 def import_command(name: str) -> ModuleType:
-    """Import a command. Help waits for it, so the file must import torch in its functions only."""
-    return import_module(f".commands.{name}", __package__)
+    """Import a command. Help waits for it, so a note names a file that takes long."""
+    start_time = time.process_time()
+    command = import_module(f".commands.{name}", __package__)
+    seconds = time.process_time() - start_time
+    if seconds > 1:
+        remedy = "import torch inside its functions"
+        note(f"commands/{name}.py takes {seconds:.1f} s to import: {remedy}")
+    return command
 
 
 def load_settings(
