@@ -49,7 +49,7 @@ def test_minutes_take_no_more_steps_than_the_settings_say(tmp_path):
     ("words", "reason"),
     [
         (("--minutes", "1", "--resume"), "a resumed run keeps its name and its steps: --minutes"),
-        (("--minutes", "soon"), "invalid positive value"),
+        (("--minutes", "soon"), "invalid float value"),
     ],
 )
 def test_minutes_that_make_no_sense_are_one_line(words, reason, tmp_path):

@@ -414,7 +414,7 @@ NOT_UTF8 = TEXT.encode()[:1000] + b"\xff\xfe" + TEXT.encode()
     [
         (b"", "", ("no text", "text.txt")),
         (NOT_UTF8, "", ("not UTF-8 text: text.txt: convert it",)),
-        (TEXT, "--split 1000000,10,0", ("tokens cannot be split into 1000000, 10, 0", "--split")),
+        (TEXT, "--split 1000000,10,0", ("cannot be split into 1000000, 10, 0", "--split")),
         (TEXT, "--tokenizer bpe --vocabulary 100", ("above 257", "--vocabulary 100")),
         (TEXT, "--input texts", ("no file", "--glob")),
         (TEXT, "--input texts --glob /*", ("not a pattern",)),

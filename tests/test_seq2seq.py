@@ -508,7 +508,7 @@ VALID = as_tsv(PAIRS[:40])
     [
         ("no tab here\n", "", ("0 tabs", r"pairs.tsv, line 41", "one tab")),
         ("a source\t \n", "", ("the target is empty", "line 41")),
-        ("", "--split 1,0,0", ("40 pairs cannot be split into 40, 0, 0", "--split 1,0,0")),
+        ("", "--split 1,0,0", ("40 cannot be split into 40, 0, 0", "--split 1,0,0")),
         (
             "",
             "--validation pairs.tsv",

@@ -42,23 +42,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--resume", nargs="?", const="", type=typed_run, metavar="RUN", help=resume)
     add("--name", help="name of the new run (default: date and time)")
     stop = "stop this call after step N; training.max_steps shortens the schedule, too"
-    add("--max-steps", type=positive, metavar="N", help=stop)
+    add("--max-steps", type=int, metavar="N", help=stop)
     minutes = "train for about N minutes on this machine, but no more steps than the settings allow"
-    add("--minutes", type=positive, metavar="N", help=minutes)
+    add("--minutes", type=float, metavar="N", help=minutes)
     parser.set_defaults(phase=None)
     if "phases" in names("hooks"):  # the extra `finetune`
         phase = "train phase N only (counted from 1), from the last weights of the phase before it"
         add("--phase", type=int, metavar="N", help=phase)
     off = "turn every optimization off, for a comparison; the same as --profile unoptimized"
     add("--no-optimize", dest="profile", action="store_const", const="unoptimized", help=off)
-
-
-def positive(word: str) -> float:
-    """Read a number above 0: the `type=` of an argument."""
-    number = float(word)
-    if not 0 < number < math.inf:
-        raise ValueError
-    return number
 
 
 def run(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
@@ -88,6 +80,11 @@ def run(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
 
 def resumed_folder(arguments: argparse.Namespace) -> Path | None:
     """Return the folder of the run to resume; None for a new run. Raises `UserError`."""
+    for flag, most in (("max_steps", arguments.max_steps), ("minutes", arguments.minutes)):
+        if most is not None and not 0 < most < math.inf:
+            flag = flag.replace("_", "-")
+            raise UserError(f"cannot train for {most:g}", f"--{flag}", "give a number above 0")
+
     # A later phase continues the newest run.
     if arguments.resume is None and (arguments.phase or 1) <= 1:
         return None
