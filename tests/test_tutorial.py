@@ -1,4 +1,5 @@
-"""docs/tutorial.md from its first command to its last: each runs, and prints what the page shows."""
+"""docs/tutorial.md from its first command to its last, and the run of the README: each command runs,
+and prints what the page shows."""
 
 import re
 import shlex
@@ -7,11 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from rendering import REPOSITORY, template
+from rendering import REPOSITORY, render, template
 from running import check_run
 from test_shell import shell
 from test_update import _clean_home, commit  # noqa: F401  # a fixture
 
+README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+RUN = re.compile(r"runs/[\d_-]+")
 PAGE = (REPOSITORY / "docs/tutorial.md").read_text(encoding="utf-8")
 BLOCK = re.compile(
     r"(?:`(\w+\.py)`[^`]*)?^```(sh|python|text)\n(.*?)^```$", re.DOTALL | re.MULTILINE
@@ -105,3 +108,12 @@ def test_every_command_prints_what_the_page_shows(tmp_path):
             (reader.folder / name).write_text(text, encoding="utf-8")
         else:
             compare(lines_of(text), lines_of(printed))
+
+
+def test_the_readme_shows_what_a_run_prints(tmp_path):
+    (console,) = re.findall(r"```console\n(.*?)```", README, flags=re.DOTALL)
+    for entry in RUN.sub("RUN", console).split("$ ")[1:]:
+        command, *shown = entry.splitlines()
+        words = shlex.split(command.removeprefix(PYTHON))
+        printed = check_run(render(), *words, cwd=tmp_path).out
+        compare(lines_of("\n".join(shown)), lines_of(RUN.sub("RUN", printed)))
