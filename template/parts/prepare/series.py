@@ -93,8 +93,7 @@ def choose_columns(block: Block, time: str, drop: list[str]) -> list[str]:
             place_of(name, block.columns, block.path)
     names = [name for name in block.columns if name not in (time, *drop)]
     if not names:
-        remedy = "add at least one column of numbers next to the time"
-        raise UserError("no column of numbers", str(block.path), remedy)
+        raise UserError("no column of numbers", str(block.path), "add one next to the time")
     return names
 
 

@@ -87,7 +87,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def pairs(text: str) -> dict[str, str]:
     """Return the values of `a=x,b=y` by name. argparse reports a ValueError."""
-    return dict(pair.strip().split("=") for pair in text.split(","))
+    return dict(pair.split("=") for pair in text.split(","))
 
 
 def numbers(text: str) -> dict[str, int]:
@@ -106,7 +106,6 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     source = Source(Path(arguments.input), vars(arguments))
     histories = arguments.frames or {"rows": arguments.history}
     rules = arguments.aggregate
-    max_gap = arguments.max_gap
     folder = load().data.path
     with StoreWriter(folder, WORKLOAD) as writer:
         series = read_series(writer, source, arrays=TEMPORARY)
@@ -117,8 +116,10 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
             if rule not in RULES:
                 raise UserError(f"no rule '{rule}'", "--aggregate", f"choose {', '.join(RULES)}")
         frames = make_frames(series, histories, rules)
-        counts = fill(writer, frames, targets, arguments.horizon, arguments.split, max_gap)
-        writer.source |= {"aggregate": rules, "max_gap": max_gap}
+        counts = fill(
+            writer, frames, targets, arguments.horizon, arguments.split, arguments.max_gap
+        )
+        writer.source |= {"aggregate": rules, "max_gap": arguments.max_gap}
 
     for frame in frames:
         print(f"{frame.name + ':':12}{len(frame.bars):,}, {frame.history} in a window")
