@@ -112,12 +112,13 @@ def baseline_loss(store: Store, split: str) -> float:
     first = last_known[0]
     rows = standardized(store, first, last_known[-1] + samples.horizon + 1)
     last_known -= first
+    last = rows[last_known]
     of_mean = 0.0
     of_last = 0.0
     for ahead in range(1, samples.horizon + 1):
         targets = rows[last_known + ahead]
         of_mean += float(np.square(targets).mean())
-        of_last += float(np.square(targets - rows[last_known]).mean())
+        of_last += float(np.square(targets - last).mean())
     return min(of_mean, of_last) / samples.horizon
 
 
