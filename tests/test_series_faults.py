@@ -133,12 +133,12 @@ TARGETS = np.random.default_rng(1).normal(size=(400, 2))
 BAD_WINDOWS: dict[str, tuple[dict[str, np.ndarray], str, str]] = {
     "not finite": (
         {"features": FEATURES, "targets": np.where(TARGETS > 2, np.nan, TARGETS)},
-        "a value in column [01] is not finite as float32: windows.h5, targets rows .*: fix it",
+        "value .* in column [01] is missing or not finite as float32: windows.h5, targets rows .*: fix it",
         "",
     ),
     "beyond float32": (
         {"features": FEATURES, "targets": TARGETS * np.where(TARGETS > 2, 1e39, 1)},
-        "a value in column 0 is not finite as float32: windows.h5, targets rows",
+        "value .* in column 0 is missing or not finite as float32: windows.h5, targets rows",
         "--dtype float16",
     ),
     "a purge below 0": (

@@ -10,7 +10,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from made_up import files_of, values
+from made_up import files_of, prepare, values
 from running import flip_bit, losses, one_error, run
 from workload import Batch, Workload
 
@@ -149,6 +149,76 @@ def test_bad_hdf5_is_one_line(name, tmp_path):
     one_error(refused(tmp_path, *PREPARE), *parts)
 
 
+def made_up_rows(file: h5py.File, name: str) -> None:
+    """Put features into the file that HDF5 or netCDF would complete, scale or take elsewhere."""
+    data = np.random.default_rng(0).normal(5, 1, (400, 16, 3)).astype(np.float32)
+    shape = data.shape
+    if name in ("never", "never, in chunks", "never, huge"):
+        chunks = (7, 16, 3) if name != "never" else None
+        rows = 10**12 if name == "never, huge" else 400
+        file.create_dataset("features", (rows, 16, 3), "f4", chunks=chunks)
+    elif name == "never, at the end":
+        file.create_dataset("features", shape, "f4", chunks=(10, 8, 3), compression="gzip")
+        file["features"][:390] = data[:390]
+    elif name == "in a circle":
+        file["features"] = h5py.SoftLink("/other")
+        file["other"] = h5py.SoftLink("/features")
+    elif name == "a group in itself":
+        group = file.create_group("features")
+        group["features"] = group
+    elif name == "virtual":
+        file["parts"] = data
+        layout = h5py.VirtualLayout(shape, "f4")
+        layout[:] = h5py.VirtualSource(".", "parts", shape)
+        file.create_virtual_dataset("features", layout)
+    elif name == "raw storage":
+        file.create_dataset("features", shape, "f4", external=[("raw.bin", 0, data.nbytes)])
+    elif name == "fill value":
+        file.create_dataset("features", shape, "f4", fillvalue=9.96921e36)
+        file["features"][:300] = data[:300]
+    else:
+        file["features"] = data
+        marked = {"_FillValue": -9.99, "missing_value": np.array([-1.0, -9.99], "f4")}
+        if name in marked:
+            file["features"][77, 3, 1] = -9.99
+        attributes = {"scale_factor": 0.1, "add_offset": np.array([273.15]), "_Unsigned": "true"}
+        file["features"].attrs[name] = (marked | attributes)[name]
+
+
+MADE_UP_ROWS = {
+    "never": "never written",
+    "never, in chunks": "never written",
+    "never, huge": "never written",
+    "never, at the end": "never written",
+    "in a circle": "too many links",
+    "a group in itself": "no dataset 'features'",
+    "virtual": "in another file or dataset",
+    "raw storage": "in another file or dataset",
+    "fill value": "the value 9.96.* in column 0 is missing .*features rows 300",
+    "_FillValue": "the value -9.99.* in column 1 is missing .*features rows 77",
+    "missing_value": "the value -9.99.* in column 1 is missing .*features rows 77",
+    "scale_factor": "packed, by the attribute scale_factor",
+    "add_offset": "packed, by the attribute add_offset",
+    "_Unsigned": "packed, by the attribute _Unsigned",
+}
+
+
+def test_values_that_hdf5_would_make_up_are_refused(tmp_path):
+    for name, says in MADE_UP_ROWS.items():
+        with h5py.File(hdf5(tmp_path, features=None), "a") as file:
+            made_up_rows(file, name)
+        one_error(prepare(tmp_path, "windows", "windows.h5"), says, "windows.h5")
+    assert not list(tmp_path.glob("data/*.json"))
+
+    # Attributes that change nothing, and rows of zeros, which may be values.
+    with h5py.File(hdf5(tmp_path), "a") as file:
+        file["features"].attrs.update({"scale_factor": 1.0, "_FillValue": np.float32(1e20)})
+        file["features"][300:] = 0
+    result = prepare(tmp_path, "windows", "windows.h5")
+    assert result.code == 0, result.err
+    assert "note: 100 rows of features have no value but 0" in result.out
+
+
 def test_a_file_that_is_no_hdf5_cut_missing_or_locked_is_one_line(tmp_path):
     one_error(refused(tmp_path, *PREPARE), "no such file")
     path = hdf5(tmp_path)
@@ -169,7 +239,7 @@ def test_values_in_another_file_are_one_line(tmp_path):
     path.rename(tmp_path / "real.h5")
     with h5py.File(path, "w") as file:
         file["features"] = h5py.ExternalLink("real.h5", "features")
-    one_error(refused(tmp_path, *PREPARE), "its values are in another file: .*'features'")
+    one_error(refused(tmp_path, *PREPARE), "its values are in another file .*'features'")
 
 
 def test_halves_take_half_the_space(tmp_path):

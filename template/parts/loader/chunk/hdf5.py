@@ -15,6 +15,10 @@ from ..runs import check_input
 from .store import Array, StoreWriter, size_and_hash
 
 DTYPES = ("float16", "float32", "float64", "uint8", "int8", "int16", "int32", "int64", "uint16")
+# Attributes of netCDF that change what a stored number means, and their values that change nothing.
+PACKING = {"scale_factor": 1, "add_offset": 0, "_Unsigned": "false"}
+# What h5py raises for a file that is cut, damaged or links to itself.
+UNREADABLE = (OSError, RuntimeError, KeyError, ValueError, TypeError)
 
 
 class Hdf5Array(Array):
@@ -58,7 +62,7 @@ def opened(path: Path) -> Iterator[Any]:
     try:
         with h5py.File(path) as file:
             yield file
-    except OSError as error:
+    except UNREADABLE as error:
         what = f"HDF5 cannot read the file ({error})"
         remedy = "give a complete HDF5 file that no other process is writing; if only a filter is "
         raise UserError(
@@ -89,15 +93,24 @@ def _array(path: Path, file: Any, name: str) -> Hdf5Array:
     if not isinstance(dataset, h5py.Dataset):
         remedy = f"it has {', '.join(file) or 'none'}: name two with --datasets"
         raise UserError(f"no dataset '{name}'", str(path), remedy)
-    if dataset.file != file or dataset.external:
-        what = "its values are in another file"
-        raise UserError(what, where, "name that file, or copy the values into this one")
+    if dataset.file != file or dataset.external or dataset.is_virtual:
+        what = "its values are in another file or dataset"
+        raise UserError(
+            what, where, "name that one, or copy the values into a dataset of this file"
+        )
     if dataset.dtype.name not in DTYPES:
         what = f"cannot train on dtype {dataset.dtype}"
         raise UserError(what, where, f"convert it to one of {', '.join(DTYPES)}")
     if dataset.ndim < 1 or 0 in dataset.shape:
         what = f"no rows: its shape is {dataset.shape}"
         raise UserError(what, where, "write the samples as rows, along the first axis")
+    if dataset.id.get_space_status() != h5py.h5d.SPACE_STATUS_ALLOCATED:
+        what = "some of its rows were never written, and would be read as a constant"
+        raise UserError(what, where, "write them, or make the dataset smaller")
+    for attribute, plain in PACKING.items():
+        if np.any(dataset.attrs.get(attribute, plain) != plain):
+            what = f"its values are packed, by the attribute {attribute}"
+            raise UserError(what, where, "store the unpacked values, without the attribute")
     # None for a dataset in chunks, or one that is made of others.
     offset = dataset.id.get_offset() if _is_native(dataset) else None
     if offset is None and not _has_whole_rows(dataset):
@@ -108,6 +121,19 @@ def _array(path: Path, file: Any, name: str) -> Hdf5Array:
 
 def _is_native(dataset: Any) -> bool:
     return dataset.dtype == dataset.dtype.newbyteorder("=")
+
+
+def missing_values(array: Array) -> np.ndarray:
+    """Return the numbers that mark missing values: those of netCDF, and the fill value of HDF5."""
+    with opened(array.path) as file:
+        dataset = file[array.dataset]
+        attributes = dataset.attrs
+        marks = [attributes.get("_FillValue", []), attributes.get("missing_value", [])]
+        if dataset.fillvalue != 0:  # 0 is HDF5's own choice
+            marks.append(dataset.fillvalue)
+        # As floating-point numbers, since a mark may be too large for the integers of the dataset.
+        dtype = np.result_type(dataset.dtype, np.float16)
+        return np.concatenate([np.ravel(mark).astype(dtype) for mark in marks])
 
 
 def _has_whole_rows(dataset: Any) -> bool:

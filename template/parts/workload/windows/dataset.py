@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from .engine.data.hdf5 import Hdf5Array, hdf5_arrays, place_in, refer
+from .engine.data.hdf5 import Hdf5Array, hdf5_arrays, missing_values, place_in, refer
 from .engine.data.store import Store, StoreWriter
 from .engine.errors import UserError
 from .engine.interfaces import Batch, Rows, Spans
@@ -115,22 +115,30 @@ def _blocks(array: Hdf5Array, title: str) -> Iterator[tuple[int, np.ndarray]]:
 def check_values(array: Hdf5Array, border: int) -> dict[str, list[float]]:
     """Check every value, and return the scale of the first `border` rows along the last axis.
 
-    Raises `UserError` with the row of a value that is not finite, and for a column that float32
-    rounds by much of its standard deviation.
+    Raises `UserError` with the row of a value that is missing or not finite, and for a column that
+    float32 rounds by much of its standard deviation.
     """
+    marks = missing_values(array)
+    num_empty = 0
     scaler = Scaler(array.shape[-1])
     rounding = Scaler(array.shape[-1])
     for first, values in _blocks(array, "checking"):
-        is_wrong = ~(np.abs(values) <= LARGEST)
+        is_wrong = ~(np.abs(values) <= LARGEST) | np.isin(values, marks)
         if is_wrong.any():
-            row, *_, column = np.argwhere(is_wrong)[0].tolist()
-            what = f"a value in column {column} is not finite as float32"
+            row, *others, column = np.argwhere(is_wrong)[0].tolist()
+            value = values[row, *others, column]
+            what = f"the value {value:g} in column {column} is missing or not finite as float32"
             raise UserError(what, place_in(array, first + row), "fix it, or remove its row")
+        if array.name == "features":
+            num_empty += len(values) - int(values.any((1, 2)).sum())
         if first < border:
             rows = values[: border - first].reshape(-1, array.shape[-1])
             scaler.add(rows)
             if not np.can_cast(rows.dtype, np.float32):
                 rounding.add(rows - rows.astype(np.float32))
+    if num_empty:
+        what = f"{num_empty:,} rows of features have no value but 0"
+        print(f"note: {what}: remove them if they were never written")
     is_rounded = rounding.squares > 1e-6 * scaler.squares
     if is_rounded.any():
         what = "float32 rounds the values by more than 0.1 % of their standard deviation"
