@@ -76,7 +76,6 @@ def test_what_files_environment_and_flags_give(case, folder, monkeypatch, capsys
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ([], "unknown command ''.*train"),
         (["trian"], "'trian'.*choose one of"),
         (["--config", "x"], "'--config'.*choose one of"),
         (["report", "--data.path", "x", "a", "b"], "'b'.*command line"),
@@ -85,6 +84,11 @@ def test_what_files_environment_and_flags_give(case, folder, monkeypatch, capsys
 def test_a_wrong_command_is_one_line(words, line, capsys):
     assert main.main(words) == 2
     assert re.fullmatch(f"error: .*{line}.*\n", capsys.readouterr().err)
+
+
+def test_no_command_lists_the_commands(capsys):
+    assert main.main([]) == 2
+    assert re.search(r"^  evaluate +\w", capsys.readouterr().out, re.MULTILINE)
 
 
 # ---- what is written is read as it is ----------------------------------------------------------
@@ -152,6 +156,8 @@ def test_phases_stand_between_file_and_environment():
 
 def test_a_list_is_one_in_files_and_flags():
     load = imported(FINETUNED, "config").load
+    phases = load(overrides=[("finetune.phases", "[{training.max_steps: 5}, {}]")]).finetune.phases
+    assert phases == ({"training.max_steps": "5"}, {})
     file = write("finetune.freeze: [embedding.*, '*.bias']")
     for text in ("[embedding.*, *.bias]", "embedding.*, *.bias"):
         flags = [("finetune.freeze", text)]
@@ -159,6 +165,8 @@ def test_a_list_is_one_in_files_and_flags():
     wrong = imported(FINETUNED, "engine.errors").UserError
     with pytest.raises(wrong, match="did you mean 'finetune"):
         load(write("finetune.freeze: {a: 1}"))
+    with pytest.raises(wrong, match=r"--finetune\.phases: .*no YAML"):
+        load(overrides=[("finetune.phases", "[{")])
 
 
 @pytest.mark.parametrize(

@@ -189,7 +189,9 @@ def test_the_command_takes_the_newest_run_a_name_or_a_path(tmp_path):
     assert done.out.endswith("\n\nruns/b/report.md\n")
     shutil.move(newer, tmp_path / "moved")
     assert first_words(run(render(), "report", "moved", cwd=tmp_path))[-1] == "moved/report.md"
-    refused = run(render(), "report", "nope", cwd=tmp_path)
+    for words in (["--run", "moved"], ["--run-name=moved"]):
+        assert first_words(run(render(), "report", *words, cwd=tmp_path))[-1] == "moved/report.md"
+    refused = run(render(), "report", "--run", "nope", cwd=tmp_path)
     assert one_error(refused) == "error: no run 'nope': runs/: the newest runs are a"
 
 
@@ -223,5 +225,6 @@ def test_the_command_compares_all_runs_or_those_that_are_named(tmp_path):
     for expected in ("running or killed", "optimizer.learning_rate 0.8", "data 2"):
         assert expected in poor
     trained(tmp_path / "c", 0.4)
-    done = check_run(project, "compare", "poor", "./c", cwd=tmp_path)
-    assert first_words(done) == ["run", "c", "runs/poor", "runs/compare.md"]
+    for words in (["poor", "./c"], ["--run", "poor", "./c"]):
+        done = check_run(project, "compare", *words, cwd=tmp_path)
+        assert first_words(done) == ["run", "c", "runs/poor", "runs/compare.md"]

@@ -6,6 +6,7 @@ import argparse
 import math
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +35,9 @@ MOST_CURVES = 10  # the number of colors
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     runs_help = "names or folders of runs (default: all runs)"
-    parser.add_argument("runs", nargs="*", type=typed_run, metavar="RUN", help=runs_help)
+    add = partial(parser.add_argument, type=typed_run, metavar="RUN")
+    add("--run", "--runs", dest="runs", nargs="+", help=runs_help)
+    add("runs", nargs="*", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
 
 
 def run(arguments: argparse.Namespace, load: Any) -> None:

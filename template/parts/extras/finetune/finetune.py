@@ -12,7 +12,8 @@ from pydantic import BeforeValidator
 
 from ..engine.errors import UserError
 from ..engine.runs import RUNS
-from ..engine.settings.config import Section, Tree
+from ..engine.settings.config import Place, Section, Tree
+from ..engine.settings.sources import parse
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -34,13 +35,14 @@ def separated(value: object) -> object:
     return value.strip("[]").replace(",", " ").split() if isinstance(value, str) else value
 
 
+Trees = Annotated[tuple[Tree, ...], BeforeValidator(parse)]
 Names = Annotated[tuple[str, ...], BeforeValidator(separated)]
 
 
 class Finetune(Section):
     """Weights to start from, weights to freeze, and phases."""
 
-    init_from: str = ""
+    init_from: Place = ""
     """Initial weights of a new run: a run, a checkpoint, a safetensors file or folder, or a file of
     torch.save. Tensors that match by name and shape are loaded. "" starts from fresh weights."""
 
@@ -48,7 +50,7 @@ class Finetune(Section):
     """Name patterns of the weights to freeze, for example [embedding.*, "*.bias"]. A phase can
     override the list. [] trains all weights."""
 
-    phases: tuple[Tree, ...] = ()
+    phases: Trees = ()
     """Phases, trained in turn; `train --phase 1` trains one. Each lists the settings that differ
     from the others of this file: [{training.max_steps: 500, optimizer.learning_rate: 1.0e-4}].
     [] is one phase."""

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 from pydantic import Field
 
 from .engine.settings import config
-from .engine.settings.config import BelowOne, Natural, Positive, Section
+from .engine.settings.config import BelowOne, Natural, Place, Positive, Section
 from .engine.settings.loader import LoaderSettings
 
 WORKLOAD = "seq2seq"
@@ -76,7 +76,7 @@ class Model(Section):
     dropout: BelowOne = 0.1
     """Fraction of the activations that dropout removes."""
 
-    pretrained: str = ""
+    pretrained: Place = ""
     """Folder or hub name of a T5 to start from, with its own sizes. Prepare the data with its
     tokenizer: `prepare --tokenizer pretrained`. "" starts from fresh weights."""
 

@@ -66,15 +66,15 @@ def run(words: list[str]) -> int:
         UserErrors: every error in the command line, the configuration and the environment.
     """
     name = words[0] if words else ""
-    if name in ("-h", "--help"):
+    if name in ("", "-h", "--help"):
         print(overview())
-        return 0
+        return 0 if words else 2
     check_command(name)
     prepare_process()
     command = import_command(name)
     parser = make_parser(name, command)
     try:
-        arguments, unknown = parser.parse_known_args(words[1:])
+        arguments, unknown = parser.parse_known_args(map(with_underscores, words[1:]))
     except SystemExit:  # after --help
         return 0
     errors = parser.explain(unknown)
@@ -144,6 +144,13 @@ def load_settings(
     if base is None and config is None:
         note(f"no {CONFIG} in {Path.cwd()}: all settings have their defaults")
     return settings
+
+
+def with_underscores(word: str) -> str:
+    """Return a flag of a setting with `_` for `-`, and any other word as it is."""
+    flag, equals, value = word.partition("=")
+    is_setting = flag.startswith("--") and "." in flag
+    return f"--{flag[2:].replace('-', '_')}{equals}{value}" if is_setting else word
 
 
 def enter_root() -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from .engine.errors import UserError
 from .engine.plugins import discover, names
-from .engine.runs import CONFIG, find_run, typed_path, typed_run
+from .engine.runs import CONFIG, add_run, find_run, typed_path
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,10 +24,8 @@ def add_flags(parser: argparse.ArgumentParser, split: bool = True, output: str =
 
     output: what `--output` is, for a command that writes predictions.
     """
+    add_run(parser)
     add = parser.add_argument
-    # torchrun takes `--run` for the beginning of a flag of its own, wherever it is.
-    run_help = "name or path of the run; under torchrun, use --run-name (default: the newest)"
-    add("--run", "--run-name", type=typed_run, metavar="RUN", help=run_help)
     which = "which checkpoint to load (default: best)"
     add("--checkpoint", choices=["best", "last"], default="best", help=which)
     parser.set_defaults(weights="trained")

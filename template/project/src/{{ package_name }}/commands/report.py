@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from ..engine.runs import find_run, typed_run
+from ..engine.runs import add_run, find_run
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    run_help = "name or path of the run (default: the newest)"
-    parser.add_argument("run", nargs="?", type=typed_run, metavar="RUN", help=run_help)
+    add_run(parser)
 
 
 def run(arguments: argparse.Namespace, load: Any) -> None:

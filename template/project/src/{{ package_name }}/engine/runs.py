@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import time
@@ -43,9 +44,24 @@ def project_root() -> Path:
     return Path(os.environ.get(ROOT) or next(above, ".")).absolute()
 
 
+def expanded(path: str) -> str:
+    """Replace `~` and `$NAME`, as a shell does, but not in files and in words such as `--a=~/b`.
+
+    Raises ValueError if one of them is not defined.
+    """
+    path = os.path.expandvars(os.path.expanduser(path))
+    unknown = re.search(r"^~[^/]*|\$(\w+|\{.*?\})", path)
+    if unknown:
+        raise ValueError(f"{unknown.group()} is not defined here")
+    return path
+
+
 def typed_path(word: str) -> str:
     """Make a path absolute if commands run elsewhere: the `type=` of an argument that is a path."""
-    word = os.path.expanduser(word)  # a shell leaves the `~` of `--input=~/file` as it is
+    try:
+        word = expanded(word)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
     root = project_root()
     is_here = not os.path.isdir(root) or root.samefile(Path.cwd())
     return word if is_here else os.path.abspath(word)
@@ -59,8 +75,18 @@ def check_input(path: Path) -> None:
 
 def typed_run(word: str) -> str:
     """Do the same for a run, which is a name or a path."""
-    is_path = os.sep in word and os.path.isdir(word)
-    return typed_path(word) if is_path else word
+    path = typed_path(word)
+    return path if os.sep in word and os.path.isdir(path) else word
+
+
+def add_run(parser: argparse.ArgumentParser) -> None:
+    """Add the run that a command is about, as its first word or as `--run`."""
+    # torchrun takes `--run` for the beginning of a flag of its own, wherever it is.
+    run_help = "name or path of the run; under torchrun, use --run-name (default: the newest)"
+    parser.add_argument("--run", "--run-name", type=typed_run, metavar="RUN", help=run_help)
+    # Without a default, an absent word does not replace the flag.
+    suppress = argparse.SUPPRESS
+    parser.add_argument("run", nargs="?", default=suppress, type=typed_run, help=suppress)
 
 
 # --- runs

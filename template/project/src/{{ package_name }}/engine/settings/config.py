@@ -13,8 +13,10 @@ from operator import attrgetter
 from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.fields import FieldInfo
+
+from ..runs import expanded
 
 
 class Section(BaseModel):
@@ -56,6 +58,9 @@ Natural = Annotated[int, Number, Field(ge=0)]
 UpToOne = Annotated[float, Number, Field(gt=0, le=1)]
 Factor = Annotated[float, Number, Field(ge=0, le=1)]
 BelowOne = Annotated[float, Number, Field(ge=0, lt=1)]
+Place = Annotated[str, AfterValidator(expanded)]
+"""A path, in which `~` and `$NAME` are replaced."""
+
 Tree = Annotated[dict[str, Any], BeforeValidator(lambda value: value or {})]
 
 
@@ -65,7 +70,7 @@ Tree = Annotated[dict[str, Any], BeforeValidator(lambda value: value or {})]
 class Data(Section):
     """Where the samples are, and in which order they come; each loader adds settings."""
 
-    path: Annotated[str, Field(min_length=1)] = "data"
+    path: Annotated[str, Field(min_length=1), AfterValidator(expanded)] = "data"
     """Folder that `prepare` writes. If nothing was prepared there, training uses example data and
     prints a note."""
 

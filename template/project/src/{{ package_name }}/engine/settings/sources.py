@@ -19,6 +19,23 @@ Layer = tuple[str, dict[str, Any]]
 """The name of a source, as error lines show it, and its settings."""
 
 
+# What other programs call a setting, if its name here is not similar.
+ELSEWHERE = {
+    "lr": "optimizer.learning_rate",
+    "optim": "optimizer.name",
+    "use_amp": "training.precision",
+    "amp": "training.precision",
+    "bf16": "training.precision",
+    "fp16": "training.precision",
+    "clip": "training.gradient_clip",
+    "max_iters": "training.max_steps",
+    "eval_steps": "evaluation.every_steps",
+    "save_steps": "checkpoint.every_steps",
+    "logging_steps": "monitor.every_steps",
+    "log_gpu_stats_every_n_batches": "monitor.every_steps",
+}
+
+
 # If PyYAML was built with libyaml, that is ten times as fast.
 class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
     """Reads YAML in which every value is a text, as in the environment and in flags.
@@ -51,6 +68,14 @@ def read(path: Path) -> dict[str, Any]:
         what = f"found {show(tree)} instead of settings"
         raise UserError(what, str(path), "write `section.key: value`")
     return tree
+
+
+def parse(value: object) -> object:
+    """Return what a text means as YAML, for a setting with a structure that a flag may give."""
+    try:
+        return yaml.load(value, Loader) if isinstance(value, str) else value
+    except yaml.YAMLError as error:
+        raise ValueError(f"no YAML ({' '.join(str(error).split())})") from error
 
 
 def merge(
@@ -98,10 +123,19 @@ def flat(layers: Iterable[Layer]) -> Iterator[tuple[str, str, Any]]:
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """Return the remedy for an unknown name: the most similar one, if there is one."""
-    # `lr` is its name in torch.optim.
-    similar = get_close_matches(name.replace("lr", "learning_rate"), list(known), 1, 0.7)
-    return f"did you mean {similar[0]!r}?" if similar else "remove it, or see `train --help`"
+    """Return the remedy for an unknown name: the same in other sections, or a similar one."""
+    plain_of = {key: key.lstrip("-").replace("-", "_") for key in known}
+    last = name.lstrip("-").replace("-", "_").rpartition(".")[2]
+    ending = f".{ELSEWHERE.get(last, last)}"
+    same = [key for key, plain in plain_of.items() if f".{plain}".endswith(ending)]
+    # The setting comes first: `--max_steps` elsewhere is `--training.max_steps`.
+    same.sort(key=lambda key: "." not in key)
+    similar = get_close_matches(name, list(plain_of), 1, 0.9 if same else 0.7)
+    # A typing error in a section is more similar than the same name in other sections.
+    meant = similar if similar and "." in name else same or similar
+    if meant:
+        return f"did you mean {' or '.join(map(repr, meant))}?"
+    return "remove it, or see `train --help`"
 
 
 def show(value: object) -> str:
