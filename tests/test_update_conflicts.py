@@ -1,6 +1,7 @@
 """Edits next to what answers change: git merges both, as `copier update` lets it."""
 
 import subprocess
+from pathlib import Path
 
 import pytest
 from rendering import render, replace
@@ -25,18 +26,45 @@ CHANGES = [
 ]
 
 
+# (the file, what an owner changes in it)
+CHANGED = [
+    ("config.yaml", "\n  name: adamw\n", "\n  name: lion\n"),
+    ("config.yaml", "\n  batch_size: 64\n", "\n  batch_size: 96\n"),
+    ("src/my_training/config.py", '"adafactor",\n', '"adafactor",\n        "lion",\n'),
+    ("src/my_training/config.py", '"constant",\n', '"constant",\n        "stair",\n'),
+]
+
+
+def merged(name: str, before: dict, after: dict, old: str, new: str, folder: Path) -> None:
+    """Assert that git merges an edit of a file with what other answers change in it."""
+    base = render(**before) / name
+    other = render(**after) / name
+    mine = folder / "mine"
+    mine.write_text(base.read_text())
+    replace(mine, old, new)
+    expected = folder / "expected"
+    expected.write_text(other.read_text())
+    replace(expected, old, new)
+    command = ["git", "merge-file", "--stdout", str(mine), str(base), str(other)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, expected.read_text())
+
+
 @pytest.mark.parametrize("edit", APPENDED)
 @pytest.mark.parametrize(("before", "after"), CHANGES)
 def test_what_an_owner_appends_merges_with_other_answers(before, after, edit, tmp_path):
     name, place, line = APPENDED[edit]
-    old = render(**before) / name
-    new = render(**after) / name
-    mine = tmp_path / name
-    mine.write_text(old.read_text())
-    replace(mine, place, place + line)
-    expected = tmp_path / "expected"
-    expected.write_text(new.read_text())
-    replace(expected, place, place + line)
-    command = ["git", "merge-file", "--stdout", str(mine), str(old), str(new)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, expected.read_text())
+    merged(name, before, after, place, place + line, tmp_path)
+
+
+def test_a_changed_value_or_choice_merges_with_a_new_description_above_it(tmp_path):
+    many = {"extras": ["muon", "ema", "watch"], "tracker": "wandb"}
+    for name, old, new in CHANGED:
+        merged(name, {}, many, old, new, tmp_path)
+        merged(name, many, {}, old, new, tmp_path)
+    llm, seq2seq = ({"workload": workload} for workload in ("llm", "seq2seq"))
+    merged("config.yaml", llm, seq2seq, "\n  name: cosine\n", "\n  name: linear\n", tmp_path)
+    learning_rate = ("\n  learning_rate: 0.001\n", "\n  learning_rate: 0.002\n")
+    merged("config.yaml", llm, {"workload": "llm", **many}, *learning_rate, tmp_path)
+    for workload in ("tabular", "seq2seq"):  # their learning rate has another description
+        merged("config.yaml", llm, {"workload": workload}, *learning_rate, tmp_path)

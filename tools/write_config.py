@@ -63,7 +63,8 @@ def lines_of(name: str, field: Any) -> str:
     value = listed.removeprefix("- ").strip().replace("''", '""')
     if name == "precision":
         value = "{{ precision }}"
-    return f"{textwrap.indent(comment, '  # ')}\n  {name}: {value}\n"
+    # git merges your edit of the value with a new description, as they are not adjacent lines.
+    return f"{textwrap.indent(comment, '  # ')}\n  #\n  {name}: {value}\n"
 
 
 def condition(chosen: list[Place], universe: list[Place]) -> str:

@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import yaml
 from pydantic import BeforeValidator
 
 from ..engine.errors import UserError
 from ..engine.runs import RUNS
 from ..engine.settings.config import Place, Section, Tree
-from ..engine.settings.sources import parse
+from ..engine.settings.sources import Loader
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -33,6 +34,14 @@ SHOWN = 3  # tensors named in a note
 def separated(value: object) -> object:
     """Return a list; a flag gives it as a text with commas."""
     return value.strip("[]").replace(",", " ").split() if isinstance(value, str) else value
+
+
+def parse(value: object) -> object:
+    """Return what a text means as YAML; a flag gives one."""
+    try:
+        return yaml.load(value, Loader) if isinstance(value, str) else value
+    except yaml.YAMLError as error:
+        raise ValueError(f"no YAML ({' '.join(str(error).split())})") from error
 
 
 Trees = Annotated[tuple[Tree, ...], BeforeValidator(parse)]

@@ -18,7 +18,12 @@ class Data(LoaderSettings):
     batch_size: Positive = 8
     """Days per micro-batch, each with all of its stocks: 8 days of 30 stocks are 240 windows."""
 
-    order: Literal["auto", "full", "block", "time"] = "auto"
+    order: Literal[
+        "auto",
+        "full",
+        "block",
+        "time",
+    ] = "auto"
     """Order of the training days. full: shuffle all. block: shuffle within blocks, for files larger
     than memory. time: keep the stored order. auto: full for up to 33 million days, otherwise
     block."""

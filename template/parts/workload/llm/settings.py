@@ -22,7 +22,13 @@ class Data(LoaderSettings):
     """Blocks per micro-batch. Larger batches use the GPU better and need more memory. Adjust the
     learning rate when you change this."""
 
-    order: Literal["auto", "full", "block", "time", "random_start"] = "auto"
+    order: Literal[
+        "auto",
+        "full",
+        "block",
+        "time",
+        "random_start",
+    ] = "auto"
     """Order of the training blocks. full: shuffle all. random_start: also cut the text into other
     blocks in each epoch. block: shuffle within `shuffle_block` blocks, for files larger than
     memory. time: keep the stored order. auto: full for up to 33 million blocks, otherwise block."""
@@ -55,7 +61,12 @@ SIZES = {
 class Model(Section):
     """A decoder-only transformer."""
 
-    size: Literal["tiny", "small", "medium", "large"] = "tiny"
+    size: Literal[
+        "tiny",
+        "small",
+        "medium",
+        "large",
+    ] = "tiny"
     """tiny: 0.8M parameters, for a CPU. small 124M, medium 355M and large 774M are GPT-2's sizes;
     its paper calls the first two 117M and 345M."""
 

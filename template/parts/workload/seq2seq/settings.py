@@ -21,7 +21,13 @@ class Data(LoaderSettings):
     """Pairs per micro-batch. Larger batches use the GPU better and need more memory. Adjust the
     learning rate when you change this."""
 
-    order: Literal["bucket", "auto", "full", "block", "time"] = "bucket"
+    order: Literal[
+        "bucket",
+        "auto",
+        "full",
+        "block",
+        "time",
+    ] = "bucket"
     """Order of the training pairs. bucket: put pairs of similar length into a batch, so that there
     is little padding. full: shuffle all. block: shuffle within `shuffle_block` pairs, for files
     larger than memory. time: keep the stored order. auto: full for up to 33 million pairs,
@@ -53,7 +59,12 @@ SIZES = {
 class Model(Section):
     """A T5: an encoder and a decoder with relative positions."""
 
-    size: Literal["tiny", "small", "base", "large"] = "tiny"
+    size: Literal[
+        "tiny",
+        "small",
+        "base",
+        "large",
+    ] = "tiny"
     """tiny: 1.0M parameters, for a CPU. small 60M, base 223M and large 738M are T5's sizes."""
 
     layers: Natural = 0

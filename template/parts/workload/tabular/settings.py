@@ -19,7 +19,12 @@ class Data(LoaderSettings):
     """Rows per micro-batch. 32 suits thousands of rows. For millions of rows, use 1024 and a higher
     learning rate, which also use a GPU better."""
 
-    order: Literal["auto", "full", "block", "time"] = "auto"
+    order: Literal[
+        "auto",
+        "full",
+        "block",
+        "time",
+    ] = "auto"
     """Order of the training rows. full: shuffle all. block: shuffle within blocks, for files larger
     than memory. time: keep the stored order. auto: full for up to 33 million rows, otherwise
     block."""

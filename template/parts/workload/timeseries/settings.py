@@ -19,7 +19,12 @@ class Data(LoaderSettings):
     """Windows per micro-batch. Larger batches use the GPU better and need more memory. Adjust the
     learning rate when you change this."""
 
-    order: Literal["auto", "full", "block", "time"] = "auto"
+    order: Literal[
+        "auto",
+        "full",
+        "block",
+        "time",
+    ] = "auto"
     """Order of the training windows. full: shuffle all. block: shuffle within blocks, for files
     larger than memory. time: keep the stored order. auto: full for up to 33 million windows,
     otherwise block."""

@@ -70,14 +70,6 @@ def read(path: Path) -> dict[str, Any]:
     return tree
 
 
-def parse(value: object) -> object:
-    """Return what a text means as YAML, for a setting with a structure that a flag may give."""
-    try:
-        return yaml.load(value, Loader) if isinstance(value, str) else value
-    except yaml.YAMLError as error:
-        raise ValueError(f"no YAML ({' '.join(str(error).split())})") from error
-
-
 def merge(
     settings: S, layers: Iterable[Layer], errors: list[UserError], skip_unknown: bool = False
 ) -> S:
