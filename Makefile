@@ -30,7 +30,7 @@ setup: $(READY) $(LOWEST) ## the environments of the other targets: .venv and .v
 # The project's own `make` gets TORCH and TORCH_INDEX, and no other variable of this command line.
 demo: MAKEOVERRIDES :=
 demo: ## what a user does: copy the default project into build/demo, set it up, train for a minute, evaluate, report
-	test -x $(COPIER)/bin/copier || { $(PYTHON) -m venv $(COPIER) && $(COPIER)/bin/python -m pip install --quiet --no-compile "copier>=$(LOWEST_VERSION)"; }
+	test -x $(COPIER)/bin/copier || { $(PYTHON) -m venv $(COPIER) && $(COPIER)/bin/python -m pip install --quiet --no-compile "copier>=$(LOWEST_VERSION),!=9.19.0"; }
 	rm -rf build/demo
 	$(COPIER)/bin/copier copy --defaults -r HEAD . build/demo
 	PATH="$(CURDIR)/$(COPIER)/bin:$$PATH" $(MAKE) -C build/demo setup try evaluate report TORCH="$(TORCH)" TORCH_INDEX=$(TORCH_INDEX)

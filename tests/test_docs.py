@@ -1,6 +1,8 @@
 """The documents: every link leads somewhere, every page is in the navigation, and the site's pages
 are those of docs/."""
 
+import re
+
 import build_site
 import pytest
 from links import (
@@ -47,6 +49,15 @@ def test_a_link_that_leads_nowhere_is_named_with_its_line(tmp_path, target):
     page.write_text(f"# Page\n\nA [link\nof two lines]({target}).\n", encoding="utf-8")
     (problem,) = problems(page)
     assert problem.startswith(f"{page}:4: {target}: no such ")
+
+
+def test_the_readme_begins_with_the_commands_of_the_repository():
+    """They exist, and continuous integration calls the one for tests as it is written there."""
+    beginning, _, _ = (REPOSITORY / "README.md").read_text().partition("\n## ")
+    demo, test = re.findall(r"^(make \S+) ", beginning, re.MULTILINE)
+    targets = re.findall(r"^([a-z-]+):.*## ", (REPOSITORY / "Makefile").read_text(), re.MULTILINE)
+    assert {demo, test} <= {f"make {target}" for target in targets}
+    assert (REPOSITORY / ".ci/run").read_text().splitlines()[-1] == f"exec {test}"
 
 
 def test_every_page_is_in_the_navigation_once():

@@ -21,7 +21,7 @@ BLOCK = re.compile(
 )
 SOURCE = "gh:org/fasttrain-template"
 # These need a network. The tests' own environment has what they install.
-INSTALLS = ("uv tool install copier", "make setup", "source .venv/bin/activate")
+INSTALLS = ('uv tool install "copier', "make setup", "source .venv/bin/activate")
 PYTHON = "python -m my_training "
 CLOSE = 0.05  # another processor rounds differently
 

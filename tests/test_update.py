@@ -333,6 +333,38 @@ def documented() -> list[str]:
     return sorted({command for page in pages for command in copier_commands(page)})
 
 
+def test_what_stops_an_update_is_on_the_page(project):
+    """Copier says what the page says, and after the page's command the update works."""
+    update = [sys.executable, "-m", "copier", *CHANGE, "loader=chunk"]
+
+    def last_line(environment: dict[str, str] | None = None) -> str:
+        env = {**os.environ, **(environment or {})}
+        done = subprocess.run(update, cwd=project, env=env, capture_output=True, text=True)
+        assert done.returncode != 0
+        return done.stderr.strip().splitlines()[-1]
+
+    def on_page(line: str) -> bool:
+        return f"| `{line}` |" in PAGE or f"| `{line.partition('. ')[0]}.` |" in PAGE
+
+    other = project.with_name("other")
+    other.mkdir()
+    commit(other)
+    assert last_line({"GIT_DIR": str(other / ".git")}) == f"ValueError: Unknown revision: '{OLD}'"
+    assert "`ValueError: Unknown revision: '…'`" in PAGE
+    (project / "mine").touch()
+    assert on_page(last_line())
+    git(project, "rm", "--quiet", ".copier-answers.yml")
+    commit(project)
+    assert on_page(last_line())
+    (restore,) = re.findall(r"^    (git checkout .* -- .copier-answers.yml)  ", PAGE, re.MULTILINE)
+    subprocess.run(restore, shell=True, cwd=project, check=True)
+    commit(project)
+    in_process(*update[3:], cwd=project)
+    assert "loader: chunk" in (project / ".copier-answers.yml").read_text()
+    shutil.rmtree(project / ".git")
+    assert on_page(last_line())
+
+
 @pytest.mark.parametrize("command", documented())
 @pytest.mark.first(2)
 def test_documented_command_works(upstream, project, command):

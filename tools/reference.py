@@ -495,9 +495,10 @@ def environment_page() -> str:
 
 
 def script_variables(workload: str) -> list[str]:
-    """The variables that the one file of `layout: script` takes a setting from."""
+    """The variables that have an effect in the one file of `layout: script`: it has their flag."""
     source = (render(workload=workload, layout="script") / "train.py").read_text(encoding="utf-8")
-    return [name for name in module("config").ENVIRONMENT if f'"{name}"' in source]
+    fields = set(re.findall(r"^    (\w+): \w+ = ", source, re.MULTILINE)) | {"use_amp"}
+    return [name for name in module("config").ENVIRONMENT if name.lower() in fields]
 
 
 def exit_codes_page() -> str:

@@ -36,8 +36,8 @@ MOST_CURVES = 10  # the number of colors
 def arguments(parser: argparse.ArgumentParser) -> None:
     runs_help = "names or folders of runs (default: all runs)"
     add = partial(parser.add_argument, type=typed_run, metavar="RUN")
-    add("--run", "--runs", dest="runs", nargs="+", help=runs_help)
-    add("runs", nargs="*", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    add("runs", nargs="*", default=argparse.SUPPRESS, help=runs_help)
+    add("--run", "--runs", dest="runs", nargs="+", help="the same")
 
 
 def run(arguments: argparse.Namespace, load: Any) -> None:

@@ -85,8 +85,8 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     run_help = "name or path of the run; under torchrun, use --run-name (default: the newest)"
     parser.add_argument("--run", "--run-name", type=typed_run, metavar="RUN", help=run_help)
     # Without a default, an absent word does not replace the flag.
-    suppress = argparse.SUPPRESS
-    parser.add_argument("run", nargs="?", default=suppress, type=typed_run, help=suppress)
+    absent = {"nargs": "?", "default": argparse.SUPPRESS}
+    parser.add_argument("run", type=typed_run, metavar="RUN", help="the same as --run", **absent)
 
 
 # --- runs
