@@ -31,6 +31,19 @@ def with_hook(folder: Path, source: str, extras: Any = (), **answers: Any) -> Pa
     return project
 
 
+# ---- the start -----------------------------------------------------------------------------------
+
+
+def test_a_warm_up_that_does_not_end_is_a_note(tmp_path):
+    words = ("train", "--training.max_steps", "3", "--schedule.warmup_steps")
+    for steps, is_longer in (("5", True), ("3", False), ("auto", False)):
+        done = check_run(TABULAR, *words, steps, cwd=tmp_path)
+        noted = (
+            "note: the warm-up of 5 steps is longer than the run of 3, so the learning" in done.out
+        )
+        assert noted == is_longer
+
+
 # ---- evaluations ---------------------------------------------------------------------------------
 
 INTERRUPT = '''"""Receives a signal in an evaluation, as long as the file `interrupt` exists."""

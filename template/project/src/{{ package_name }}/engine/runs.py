@@ -84,9 +84,14 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     # torchrun takes `--run` for the beginning of a flag of its own, wherever it is.
     run_help = "name or path of the run; under torchrun, use --run-name (default: the newest)"
     parser.add_argument("--run", "--run-name", type=typed_run, metavar="RUN", help=run_help)
-    # Without a default, an absent word does not replace the flag.
-    absent = {"nargs": "?", "default": argparse.SUPPRESS}
-    parser.add_argument("run", type=typed_run, metavar="RUN", help="the same as --run", **absent)
+    parser.add_argument(
+        "run",
+        nargs="?",
+        default=argparse.SUPPRESS,  # an absent word does not replace the flag
+        type=typed_run,
+        metavar="RUN",
+        help="the same as --run",
+    )
 
 
 # --- runs

@@ -1,4 +1,4 @@
-"""Warns once if a run waits for its data, and once if it diverges.
+"""Warns once if a run waits for its data, diverges, or is shorter than its warm-up.
 
 To turn these alerts off, delete this file.
 """
@@ -29,6 +29,14 @@ class Hook:
         self.seconds = 0.0  # of training
         self.waited = 0.0  # for data
         self.baseline: float | None = None
+
+    def before_first_batch(self, run: Run) -> None:
+        """Note a warm-up that the run does not complete."""
+        warmup = run.settings.schedule.warmup_steps
+        if warmup != "auto" and warmup > run.num_steps:
+            what = f"the warm-up of {warmup:,} steps is longer than the run of {run.num_steps:,}"
+            remedy = "lower schedule.warmup_steps, or train longer"
+            run.notes.append(f"{what}, so the learning rate stays below its peak: {remedy}")
 
     def before_record(self, run: Run, record: dict[str, Any]) -> None:
         """Judge the wait for data. The first record does not count: its steps fill caches."""
