@@ -1,6 +1,8 @@
 """Lines that blame the wrong thing, or advise what makes it worse."""
 
+import json
 import shutil
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -8,6 +10,7 @@ from shlex import split
 
 import pytest
 import torch
+from importing import imported
 from rendering import render
 from running import check_run, one_error, run
 
@@ -133,3 +136,44 @@ def test_only_the_settings_decide_whether_accelerate_compiles(tmp_path, monkeypa
     project = render(workload="tabular", framework="accelerate")
     words = ("train", *SHORT, "--compile.enabled", "false")
     check_run(project, *words, cwd=tmp_path, before=refuse_to_compile)
+
+
+# ---- passwords and tokens ------------------------------------------------------------------------
+
+ADDRESSES = {
+    "https://host/a.csv?token=SECRET": "https://host/a.csv?…",
+    "https://host/a?b=1&X-Amz-Signature=SECRET%3D&c=2": "https://host/a?…",
+    "'https://host/a?sig=SECRET'": "'https://host/a?…'",
+    "--input=https://host/a?SECRET:": "--input=https://host/a?…:",
+    "host/a?access_token=SECRET, and more": "host/a?access_token=…, and more",
+    "s3://me:SECRET@bucket/data": "s3://…@bucket/data",
+    "s3://me:SECRET@bucket/data?key=SECRET": "s3://…@bucket/data?…",
+    "https:/SECRET@host/a?key=SECRET": "https:/…@host/a?…",
+    "http://me:SEC/RET@proxy:8080/": "http://…@proxy:8080/",
+}
+HARMLESS = (
+    "data/*.csv?",
+    "is it? yes",
+    "https://host/a.csv",
+    "C:/data/a.csv",
+    "me@host",
+    "a?b c=d",
+)
+
+
+def test_no_line_or_file_shows_a_secret_of_an_address(tmp_path, monkeypatch, capsys):
+    project = render(tracker="mlflow")
+    errors = imported(project, "engine.errors")
+    for address, shown in ADDRESSES.items():
+        assert str(errors.UserError("no such file", address)) == f"no such file: {shown}"
+        assert imported(project, "engine.log.tracking").shown(OSError(address)) == shown
+        errors.note(f"skipped {address}")
+    for text in HARMLESS:
+        assert str(errors.UserError(text)) == text
+    monkeypatch.setattr(sys, "argv", ["my_training", "train", *ADDRESSES])
+    write = imported(project, "engine.run.environment").write_environment
+    write(tmp_path, torch.device("cpu"))
+    argv = json.loads((tmp_path / "env.json").read_text())["argv"]
+    assert argv == ["train", *ADDRESSES.values()]
+    imported(project, "engine.runs").write_status(tmp_path, "failed", "; ".join(ADDRESSES), 3)
+    assert "SEC" not in (tmp_path / "status.json").read_text() + capsys.readouterr().err

@@ -19,6 +19,7 @@ runs = imported(render(), "engine.runs")
 errors = imported(render(), "engine.errors")
 COMPARE = {"extras": ["compare"]}
 details = imported(render(**COMPARE), "engine.log.report")
+comparison = imported(render(**COMPARE), "commands.compare")
 
 STARTED = 1_790_000_000.0
 ENVIRONMENT = {
@@ -134,6 +135,99 @@ def test_what_is_cut_or_damaged_is_left_out(undrawn, tmp_path, tail):
     assert "at step 0\n- best: no evaluation with a finite loss yet\n" in page_of(empty)
     cut = make_run(tmp_path / "cut", steps(100), tail=tail)
     assert page_of(cut).replace("cut", "run") == page_of(make_run(tmp_path / "run", steps(100)))
+
+
+# Each is in the place of a line. None of them is a record.
+NO_RECORDS = (
+    '{"stfp": 155, "loss": 9.0}',
+    '{"loss": 9.0}',
+    '{"step": "155", "loss": 9.0}',
+    '{"step": null, "loss": 9.0}',
+    '{"step": [155], "loss": 9.0}',
+    '{"step": 155.5, "loss": 9.0}',
+    '{"step": 1e400, "loss": 9.0}',
+    '{"step": 155, "loss": "9.0"}',
+    '{"step": 155, "loss": [9.0]}',
+    '{"step": 155, "loss": 1e400}',
+    '{"step": 155, "loss": NaN}',
+    '{"step": 155, "loss": 1.7e308}',
+    '{"step": 155, "loss": 1' + 400 * "0" + "}",
+    '{"step": 155, "loss": 1' + 5000 * "0" + "}",
+    '{"step": 155, "loss": 9.0, "time": Infinity}',
+    "[155, 9.0]",
+    "155",
+    "null",
+    '"step"',
+    5000 * "[",
+    "\x00\x00",
+)
+# Some of what they have is wrong, and it is left out.
+ODD_RECORDS = (
+    '{"step": 155, "split": 7, "loss": 5.0, "time": "noon", "$\\\\frac$ \\ud800": 1}',
+    '{"step": 156, "loss": 0.5, "time": 1e299, "step_ms": "6", "learning_rate": {}}',
+)
+
+
+def test_a_damaged_line_costs_that_line_alone(whole, tmp_path):
+    """Of records and of events, in reports, plots and comparisons."""
+    expected = details.Record(whole)
+    for name in ("metrics.jsonl", "events.jsonl"):
+        with open(whole / name, "a", encoding="utf-8") as file:
+            file.write("".join(line + "\n" for line in NO_RECORDS))
+    record = details.Record(whole)
+    assert record.training == expected.training
+    assert record.evaluations == expected.evaluations
+    assert record.events == expected.events
+    for name in ("metrics.jsonl", "events.jsonl"):
+        with open(whole / name, "a", encoding="utf-8") as file:
+            file.write("".join(line + "\n" for line in ODD_RECORDS))
+            file.write('{"step": 7, "event": "alert"}\n{"step": 7, "event": ["baseline_loss"]}\n')
+    details.write_report(whole)
+    assert "| validation, best | 200 | 0.4 |" in (whole / "report.md").read_text(encoding="utf-8")
+    lines = comparison.write_comparison([whole], tmp_path)
+    assert lines[1].split()[3:6] == ["0.4", "200", "300"]
+
+
+def test_files_with_other_types_are_read_as_missing(whole, tmp_path, monkeypatch):
+    """Each file, and each of its fields, is replaced by each of some values."""
+    undrawn = SimpleNamespace(savefig=lambda file: None)
+    monkeypatch.setattr(details, "curves", lambda _: undrawn)
+    extra = imported(render(**COMPARE), "hooks.details")
+    monkeypatch.setattr(extra, "curves", lambda _: undrawn)
+    monkeypatch.setattr(comparison, "loss_curves", lambda _: undrawn)
+    manifest = {"seal": "1", "source": {"kind": "synthetic"}}
+    (whole / "data.json").write_text(json.dumps(manifest))
+    values = (7, "text", [3], {"a": [1]}, None, True, [{"a": {}}], [[[]]], 1e299)
+    store = imported(render(**COMPARE), "engine.data.store").Store
+    (whole / "config.resolved.yaml").write_text("data: {path: data}")
+    for name in ("env", "status", "evaluation", "data"):
+        path = whole / f"{name}.json"
+        content = json.loads(path.read_text())
+        for value in values:
+            for damaged in (value, *({**content, field: value} for field in content)):
+                path.write_text(json.dumps(damaged))
+                details.write_report(whole)
+                comparison.write_comparison([whole], tmp_path)
+                assert isinstance(runs.started(whole), float | int)
+                store.was_synthetic(whole)
+        path.write_text(json.dumps(content))
+    details.write_report(whole)
+    page = (whole / "report.md").read_text(encoding="utf-8")
+    assert "| duration | 0:05:00 " in page
+
+
+def test_what_cannot_be_read_is_one_line(whole, tmp_path):
+    """Only a missing file is empty: a failed read says nothing of what is in it."""
+    shutil.copytree(whole, tmp_path / "runs" / "a")
+    for name in ("metrics.jsonl", "env.json"):
+        path = tmp_path / "runs" / "a" / name
+        path.unlink()
+        path.mkdir()  # cannot be read, by nobody
+        for command in ("report", "compare"):
+            refused = run(render(**COMPARE), command, cwd=tmp_path)
+            one_error(refused, f"Is a directory: 'runs/a/{name}': {command}: check the path")
+        path.rmdir()
+        assert check_run(render(**COMPARE), "report", cwd=tmp_path)
 
 
 def test_the_extra_compare_adds_what_the_page_leaves_out(whole):

@@ -1,7 +1,9 @@
 """A run that ends early resumes bit for bit: signals, damaged checkpoints, full disks. Kills are in
 reliability/test_kills.py."""
 
+import builtins
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -294,6 +296,61 @@ def test_a_run_resumes_when_extras_tracker_and_loader_are_others(tmp_path):
     assert "watch" in resumed.err
     assert losses(parts) == losses(whole)
     assert evaluations(parts) == evaluations(whole)
+
+
+def test_a_failed_read_of_records_ends_a_resume_and_loses_nothing(place, reference):
+    """When the file can be read again, the run resumes as if nothing had been."""
+    assert train(place, "--max-steps", "25").code == 0
+    folder = newest_run(place)
+    before = {path: path.read_bytes() for path in folder.glob("**/*.*")}
+
+    def failing(name: str, number: int) -> Any:
+        real = builtins.open
+
+        def fault() -> None:
+            def open_or_fail(path: Any, mode: str = "r", *arguments: Any, **options: Any) -> Any:
+                if mode == "r" and Path(str(path)).name == name:
+                    raise OSError(number, os.strerror(number))
+                return real(path, mode, *arguments, **options)
+
+            builtins.open = open_or_fail
+
+        return fault
+
+    for name, number in (
+        ("metrics.jsonl", errno.EIO),
+        ("metrics.jsonl", errno.EACCES),
+        ("metrics.jsonl", errno.EMFILE),
+        ("env.json", errno.ESTALE),
+    ):
+        refused = train(place, "--resume", before=failing(name, number))
+        one_error(refused, f"{os.strerror(number)}: '{folder.relative_to(place)}/{name}': train")
+        for path, content in before.items():
+            if path.name not in ("status.json", "report.md", "curves.png"):  # of how it ended
+                assert path.read_bytes() == content, path
+    assert train(place, "--resume").code == 0
+    assert_same(place, reference)
+
+
+def test_damaged_records_cost_their_lines_at_a_resume(place, reference):
+    assert train(place, "--max-steps", "25").code == 0
+    folder = newest_run(place)
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    damaged = [lines[0].replace('"step"', '"stfp"'), lines[1].replace("loss", "lo\x00s", 1)]
+    damaged += [
+        lines[2].replace('"loss": ', '"loss": 1e9'),
+        lines[3].replace('"step": 4', '"a": 4'),
+    ]
+    damaged += ["[]", "null", '{"step": "7"}', lines[4].replace('"loss": ', '"loss": "x')]
+    (folder / "metrics.jsonl").write_text("\n".join([*damaged, *lines[5:]]) + "\n")
+    (folder / "status.json").write_text('{"state": 3, "step": "x"}')
+    (folder / "env.json").write_text('{"started": "noon", "precision": [], "optimizations": 3}')
+    result = train(place, "--resume")
+    assert result.code == 0, result.err
+    assert "Traceback" not in result.err
+    assert losses(place)[-50:] == losses(reference)[-50:]
+    assert evaluations(place) == evaluations(reference)
+    assert weights(place) == weights(reference)
 
 
 def test_a_resume_in_another_precision_says_so(place):

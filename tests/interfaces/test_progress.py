@@ -1,4 +1,5 @@
-"""What each process finds of carried states when a run resumes on as many processes or on others."""
+"""What each process finds of carried states when a run resumes on as many processes or on others;
+which evaluation is the best."""
 
 from types import SimpleNamespace
 
@@ -34,3 +35,13 @@ def test_carried_states_find_their_lanes(before, world):
         ((first, second),) = recurrent.state_dict()["layers"]
         assert first.tolist() == lanes.tolist()
         assert second.tolist() == (lanes[:, None] * 10).tolist()
+
+
+def test_a_loss_that_is_not_finite_is_never_the_best():
+    progress = engine("run.progress").Progress()
+    losses = (float("-inf"), float("nan"), float("inf"), 2.0, float("-inf"), float("nan"), 1.0)
+    judged = []
+    for progress.step, loss in enumerate(losses):
+        judged.append(progress.judge(loss))
+    assert judged == [loss in (2.0, 1.0) for loss in losses]
+    assert (progress.best_loss, progress.best_step) == (1.0, 6)

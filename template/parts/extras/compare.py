@@ -44,18 +44,13 @@ def run(arguments: argparse.Namespace, load: Any) -> None:
     """Write the page and its plot; print the table and the path of the page."""
     # If there is no run at all, `find_run` raises the error.
     folders = [find_run(name) for name in arguments.runs or all_runs()] or [find_run()]
-    try:
-        lines = write_comparison(folders, RUNS)
-    except OSError as error:
-        what = f"the comparison could not be written ({error.strerror})"
-        raise UserError(what, str(error.filename)) from error
-    print("\n".join(lines))
+    print("\n".join(write_comparison(folders, RUNS)))
 
 
 def write_comparison(folders: Sequence[Path], target: Path) -> list[str]:
     """Write compare.md and compare.png into the folder `target`.
 
-    Returns the lines that the terminal shows. Raises OSError if it cannot write.
+    Returns the lines that the terminal shows. Raises OSError if it cannot read or write.
     """
     records = [Record(folder) for folder in dict.fromkeys(folders)]
     records.sort(key=lambda record: record.best.get("loss", math.inf))
@@ -117,7 +112,7 @@ def read_settings(folder: Path) -> dict[str, str]:
                     settings[f"{section}.{name}"] = str(value)
             else:
                 settings[section] = str(values)
-        settings["data"] = read_json(folder / "data.json").get("seal", "")[:12]
+        settings["data"] = read_json(folder / "data.json", seal=str).get("seal", "")[:12]
     return settings
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from ..engine.files import read_json, read_rows, replacing, write_text
+from ..engine.files import NUMBER, read_json, read_rows, replacing, write_text
 from ..engine.log.report import (
     NO_METRICS,
     Cells,
@@ -50,17 +50,21 @@ SPEED: dict[str, tuple[str, Callable[[list[float]], float]]] = {
 def report_lines(run: Path) -> list[str]:
     """Write `metrics.csv` and `details.png` of a run; return tables for report.md."""
     record = Record(run)
+    environment = read_json(run / "env.json", argv=list, versions=dict, optimizations=list)
     write_csv(run / "metrics.csv", read_rows(run / "metrics.jsonl"))
     with replacing(run / "details.png") as file:
         curves(record).savefig(file)
-    optimizations = [tuple(row.values()) for row in record.environment.get("optimizations", [])]
+    optimizations = []
+    for row in environment.get("optimizations", []):
+        if isinstance(row, dict):
+            optimizations.append(tuple(row.values()))
     sections = [
         ["![details](details.png)"],
         table("Losses and metrics", *losses(record)),
-        evaluation(read_json(run / "evaluation.json")),
+        evaluation(read_json(run / "evaluation.json", metrics=dict)),
         table("Speed and memory", ("", ""), speed(record.training)),
         table("Optimizations", ("", "state", "why"), optimizations),
-        table("Machine and versions", ("", ""), machine(record)),
+        table("Machine and versions", ("", ""), machine(record, environment)),
     ]
     return markdown(sections).splitlines()
 
@@ -91,7 +95,9 @@ def curves(record: Record) -> Figure:
     figure = Figure(figsize=(12, 3 * num_lines), layout="constrained")
     for place, (name, values) in enumerate(series.items(), start=1):
         axes = figure.add_subplot(num_lines, 2, place)
-        axes.set(title=name.replace("_", " "), xlabel="step")
+        axes.set(xlabel="step")
+        title = name.replace("_", " ").encode(errors="replace").decode()
+        axes.set_title(title, parse_math=False)  # a damaged name may have a $, or half a character
         plot(axes, name, values)
     return figure
 
@@ -119,9 +125,9 @@ def side_by_side(rows: dict[str, Row]) -> tuple[Cells, list[Cells]]:
 
 def evaluation(result: Row) -> list[str]:
     """Return the table of the last `evaluate`: metrics of the model, and the baseline's loss."""
-    if not result:
+    if "metrics" not in result:
         return []
-    title = f"Evaluation on {result['split']} at step {result['step']}"
+    title = f"Evaluation on {result.get('split')} at step {result.get('step')}"
     if result.get("weights", "trained") != "trained":
         title += f", {result['weights']} weights"
     rows = {"model": result["metrics"]}
@@ -140,15 +146,14 @@ def speed(records: list[Row]) -> list[Cells]:
     return rows
 
 
-def machine(record: Record) -> list[Cells]:
-    """Return when, where and how the run was trained."""
-    environment = record.environment
+def machine(record: Record, environment: Row) -> list[Cells]:
+    """Return when, where and how the run was trained. environment: of env.json."""
     resumed = [row["step"] for row in record.events if row.get("event") == "resumed"]
     return [
         ("device", environment.get("gpu")),
         *environment.get("versions", {}).items(),
         ("git", environment.get("git")),
-        ("command", " ".join(environment.get("argv", []))),
+        ("command", " ".join(map(str, environment.get("argv", [])))),
         ("resumed from steps", ", ".join(f"{step:,}" for step in resumed)),
         ("duration", f"{duration(seconds(record))} from the start to the last log entry"),
     ]
@@ -157,8 +162,8 @@ def machine(record: Record) -> list[Cells]:
 def seconds(record: Record) -> float:
     """Return the seconds from the start to the last log entry, including pauses."""
     entries = record.training + record.evaluations + record.events
-    times = [row.get("time", 0) for row in entries]
-    started = record.environment.get("started")
+    times = [row["time"] for row in entries if isinstance(row.get("time"), NUMBER)]
+    started = read_json(record.folder / "env.json", started=NUMBER).get("started")
     if started is None or not times:
         return 0.0
     return float(max(max(times) - started, 0))

@@ -65,7 +65,9 @@ def compare_files(store: Store) -> None:
     A file is unchanged while its size, modification time and inode stay the same. Raises
     `UserError` that names the damaged file.
     """
-    record = read_json(store.folder / VERIFIED)
+    record: dict[str, Any] = {}
+    with contextlib.suppress(OSError):
+        record = read_json(store.folder / VERIFIED)
     if record.pop("seal", "") != digest(record):
         record = {}
     now = time.time()

@@ -87,11 +87,11 @@ class Measurements:
         self.about = about
         self.protocol = about["protocol"]
         self.trials: dict[str, list[Row]] = {}
-        before = read_json(folder / "benchmark.json")
+        before = read_json(folder / "benchmark.json", trials=dict)
         conditions = ("protocol", "environment", "state")
         is_same = all(before.get(name) == about[name] for name in conditions)
-        if is_same and not before["complete"]:
-            self.trials = before["trials"]
+        if is_same and not before.get("complete", True):
+            self.trials = before.get("trials", {})
 
     def of(self, plan: Plan) -> list[Row]:
         """Return the row's trials, one per seed; rows of several tables may share them."""

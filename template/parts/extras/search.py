@@ -21,10 +21,19 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..engine.errors import UserError
-from ..engine.files import lock, read_json, write_json, write_text
+from ..engine.files import lock, write_json, write_text
 from .search_page import Found, Row, words, write_page
 from .search_space import Space, inside, parse, tidy
-from .search_training import JOURNAL, RESULT, STARTING_TRIALS, STOPPED, TAKEN, launch, study_in
+from .search_training import (
+    JOURNAL,
+    RESULT,
+    STARTING_TRIALS,
+    STOPPED,
+    TAKEN,
+    launch,
+    read_result,
+    study_in,
+)
 from .trials import SETTINGS, Failed, Overrides, card_here
 
 if TYPE_CHECKING:
@@ -46,7 +55,7 @@ class Job(NamedTuple):
     @property
     def result(self) -> dict[str, Any]:
         """The result; empty until the training ends."""
-        return read_json(self.folder / RESULT)
+        return read_result(self.folder)
 
     @property
     def row(self) -> Row:
@@ -178,7 +187,10 @@ class Searcher:
 
     def best(self) -> Job | None:
         """Return the finished trial with the lowest loss."""
-        ended = [trial for trial in self.asked() if trial.state.name == "COMPLETE"]
+        ended = []
+        for trial in self.asked():
+            if trial.state.name == "COMPLETE" and self.job(trial).result:
+                ended.append(trial)
         if not ended:
             return None
         return self.job(min(ended, key=lambda trial: trial.value))

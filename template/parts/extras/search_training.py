@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import UserError
-from ..engine.files import lock, write_json
+from ..engine.files import NUMBER, lock, read_json, write_json
 from ..engine.log.report import Record
 from .trials import SETTINGS, SOURCE
 
@@ -66,13 +66,21 @@ def main(folder: str, number: str) -> int:
             stack.enter_context(lock(path))
         except UserError:
             return TAKEN
-        if (path / RESULT).exists():
+        if read_result(path):
             return TAKEN
         try:
             return train(path, int(number))
         except UserError as error:
             print(f"error: {error}", file=sys.stderr)
             return error.code
+
+
+def read_result(folder: Path) -> dict[str, Any]:
+    """Return the result of a training; empty until it ends, and if the file is damaged."""
+    types: Any = {"loss": NUMBER, "seconds": NUMBER, "evaluations": int, "error": str}
+    result = read_json(folder / RESULT, **types)
+    needed = {"loss", "seconds", "evaluations"}
+    return result if "error" in result or needed <= result.keys() else {}
 
 
 def end_with_parent() -> None:

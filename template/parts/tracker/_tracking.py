@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..errors import UserError
+from ..errors import UserError, without_secrets
 from ..runs import is_run
 from ..settings.config import Auto, Section
 
@@ -70,7 +70,7 @@ class Guarded:
             return
         self.on = True
         if step is not None:
-            print(f"tracked in {where}", flush=True)
+            print(without_secrets(f"tracked in {where}"), flush=True)
 
     def log(self, record: Mapping[str, Any]) -> None:
         """Log the numbers of a record: of training, or of an evaluation if it has a split."""
@@ -127,6 +127,7 @@ def shown(error: Exception) -> str:
         if SECRET.search(name) and len(value) > 3:
             text = text.replace(value, f"${name}")
             text = text.replace(value.rstrip("/"), f"${name}")
+    text = without_secrets(text)
     if len(text) > 200:
         text = f"{text[:197]}..."
     return text

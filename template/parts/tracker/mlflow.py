@@ -56,7 +56,7 @@ class Tracker(Guarded):
             experiment_id = self.client.create_experiment(self.project)
         else:
             experiment_id = experiment.experiment_id
-        self.id = read_json(self.folder / IDENTITY).get("id", "")
+        self.id = read_json(self.folder / IDENTITY, id=str).get("id", "")
         if self.id:
             self.client.update_run(self.id, status="RUNNING")
             return

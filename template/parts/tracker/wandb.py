@@ -31,7 +31,7 @@ class Tracker(Guarded):
         import wandb
 
         mode = self._mode()
-        identity = read_json(self.folder / IDENTITY).get("id") or uuid4().hex[:8]
+        identity = read_json(self.folder / IDENTITY, id=str).get("id") or uuid4().hex[:8]
         self.tracked = wandb.init(
             project=self.project,
             id=identity,

@@ -8,7 +8,10 @@ import sys
 from functools import cache
 
 RANK = os.environ.get("RANK", "0")
-PASSWORD = re.compile(r"(:/+)([^/\s]*:\S*|[^/\s]*)@")  # `user:password@` of a URL
+# Of a URL: `user:password` before the @; what follows the `?`, without punctuation after the URL.
+SECRET = re.compile(
+    r"(:/+)(?:[^/\s]*:\S*|[^/\s]*)(?=@)|((?::/+|@)[^\s?]*\?|\?[\w.-]+=)\S+?(?=\W*(?:\s|$))"
+)
 
 
 class UserError(Exception):
@@ -23,7 +26,7 @@ class UserError(Exception):
 
     def __init__(self, what: str, where: str = "", remedy: str = ""):
         line = ": ".join(filter(None, (what, where, remedy)))
-        super().__init__(PASSWORD.sub(r"\1…@", line))
+        super().__init__(without_secrets(line))
         self.errors: list[UserError] = [self]
 
 
@@ -57,4 +60,9 @@ def note(text: str) -> None:
     All processes of a run know it, so rank 0 prints it.
     """
     if RANK == "0":
-        print(f"note: {text}", file=sys.stderr)
+        print(f"note: {without_secrets(text)}", file=sys.stderr)
+
+
+def without_secrets(text: str) -> str:
+    """Return a text without the passwords and tokens of the addresses in it."""
+    return SECRET.sub(r"\1\2…", text)

@@ -9,8 +9,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from .errors import UserError
-from .files import read_json, write_json
+from .errors import UserError, without_secrets
+from .files import NUMBER, read_json, write_json
 
 ROOT = "TRAINING_ROOT"  # the environment's name for another folder than the project's
 SOURCE = Path(__file__).parents[2]
@@ -104,7 +104,8 @@ def is_run(folder: Path) -> bool:
 
 def started(run: Path) -> float:
     """Return when the run began, in seconds since the epoch."""
-    start: float = read_json(run / "env.json").get("started", run.stat().st_mtime)
+    environment = read_json(run / "env.json", started=NUMBER)
+    start: float = environment.get("started", run.stat().st_mtime)
     return start
 
 
@@ -163,4 +164,7 @@ def new_run(name: str | None = None) -> Path:
 def write_status(run: Path, state: str, reason: str, step: int) -> None:
     """Write status.json. A full disk is no error: what ended the run matters more."""
     with suppress(OSError):
-        write_json(run / "status.json", {"state": state, "reason": reason, "step": step})
+        write_json(
+            run / "status.json",
+            {"state": state, "reason": without_secrets(reason), "step": step},
+        )

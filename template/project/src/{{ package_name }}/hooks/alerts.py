@@ -1,6 +1,6 @@
-"""Warns once if a run waits for its data, diverges, or is shorter than its warm-up.
+"""Warns once if a run waits for its data, diverges, overflows, or is shorter than its warm-up.
 
-To turn these alerts off, delete this file.
+If the steps of fp16 overflow for too long, the run ends. To turn all of this off, delete this file.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from ..engine.errors import UserError, UserErrors
 from ..engine.run.explanations import advice
 
 if TYPE_CHECKING:
@@ -18,6 +19,10 @@ WAIT_SECONDS = 10.0  # the wait is judged after so much time
 DIVERGENCE_FACTOR = 3.0  # a loss above so many times the best loss is an alert
 LEARNING_STEPS = 20  # every model is bad in its first steps
 LEARNING_FRACTION = 0.1  # of the steps: after them, a model must beat the baseline
+OVERFLOWS = 20  # skipped steps in a row: so many are an alert
+# So many are an error: each one halves the loss scale (torch.amp.GradScaler), and the range of fp16
+# is 40 powers of two, from 2**-24 to 2**16. A finite gradient fits, or is 0, after 40 halvings.
+MOST_OVERFLOWS = 40
 
 
 class Hook:
@@ -29,6 +34,7 @@ class Hook:
         self.seconds = 0.0  # of training
         self.waited = 0.0  # for data
         self.baseline: float | None = None
+        self.skipped = 0  # steps in a row
 
     def before_first_batch(self, run: Run) -> None:
         """Note a warm-up that the run does not complete."""
@@ -39,7 +45,8 @@ class Hook:
             run.notes.append(f"{what}, so the learning rate stays below its peak: {remedy}")
 
     def before_record(self, run: Run, record: dict[str, Any]) -> None:
-        """Judge the wait for data. The first record does not count: its steps fill caches."""
+        """Judge the overflows, then the wait for data, without the first steps: they fill caches."""
+        self._judge_overflows(run, record.get("skipped_steps", 0))
         if run.record is None:
             return
         seconds = run.meter.num_steps * record["step_ms"] / 1000
@@ -55,6 +62,20 @@ class Hook:
             what = f"input-bound: the loop waits for data {fraction:.0%} of the time"
             run.log.alert(run.step, "input-bound", f"{what}: {remedy}")
 
+    def _judge_overflows(self, run: Run, num_skipped: int) -> None:
+        """Count the steps of records in which each one overflowed: such a run learns nothing."""
+        self.skipped += num_skipped
+        if num_skipped < run.meter.num_steps:
+            self.skipped = 0
+        text = (
+            f"fp16: the last {self.skipped} steps overflowed and changed no weight: set "
+            "training.precision bf16 or fp32, or let model.py compute smaller values"
+        )
+        if self.skipped >= min(MOST_OVERFLOWS, run.num_steps):
+            raise UserErrors([UserError(text)])
+        if self.skipped >= OVERFLOWS:
+            run.log.alert(run.step, "overflow", text)
+
     def after_evaluation(self, run: Run, metrics: dict[str, float]) -> None:
         """Compare the loss with the best one so far, and with the baseline, measured once."""
         if not run.project.distributed.is_main:
@@ -69,7 +90,7 @@ class Hook:
         has_learned = run.step >= max(LEARNING_FRACTION * run.num_steps, LEARNING_STEPS)
         if loss > DIVERGENCE_FACTOR * best_loss > 0:
             what = f"{loss:.4g} is more than {DIVERGENCE_FACTOR:g}× the best one, {best_loss:.4g}"
-        elif has_learned and not loss <= self.baseline:  # nan is never better
+        elif has_learned and not -math.inf < loss <= self.baseline:  # nan is never better
             what = f"{loss:.4g} is worse than the baseline, {self.baseline:.4g}"
         else:
             return

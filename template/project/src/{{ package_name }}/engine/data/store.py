@@ -117,8 +117,7 @@ class Store:
         path = folder / MANIFEST
         if not path.exists():
             raise UserError("no prepared data", str(folder), "run `prepare --input …` first")
-        with open(path, "rb"):  # raises OSError: a manifest that cannot be read is not damaged
-            store = cls(path, read_json(path))
+        store = cls(path, read_json(path))
         if workload and store.workload != workload:
             prepared = f"the data were prepared for `{store.workload}`"
             what = f"{prepared}, this project trains `{workload}`"
@@ -151,8 +150,8 @@ class Store:
     @staticmethod
     def was_synthetic(run: Path) -> bool:
         """Whether a run was trained on synthetic data, or has no record of its data yet."""
-        manifest = read_json(run / REMEMBERED)
-        return not manifest or manifest["source"].get("kind") == SYNTHETIC
+        manifest = read_json(run / REMEMBERED, source=dict)
+        return not manifest or manifest.get("source", {}).get("kind") == SYNTHETIC
 
     @classmethod
     def remembered(cls, run: Path) -> Store:

@@ -11,7 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..files import read_json, read_rows, replacing, write_text
+from ..files import NUMBER, read_json, read_rows, replacing, write_text
 from ..plugins import discover
 
 if TYPE_CHECKING:
@@ -36,8 +36,8 @@ class Record:
         self.training = [row for row in rows if "split" not in row]
         self.evaluations = [row for row in rows if "split" in row]
         self.events = read_rows(folder / "events.jsonl")
-        self.environment = read_json(folder / "env.json")
-        self.status = read_json(folder / "status.json")
+        self.environment = read_json(folder / "env.json", changed=list, notes=list)
+        self.status = read_json(folder / "status.json", step=int)
 
     @property
     def state(self) -> str:
@@ -61,12 +61,12 @@ class Record:
     def baseline(self) -> float | None:
         """The loss without a model, if the run measured it."""
         events = [row for row in self.events if row.get("event") == "baseline_loss"]
-        return events[0]["loss"] if events else None
+        return events[0].get("loss") if events else None
 
 
 def numbers(rows: Iterable[Row], name: str) -> Series:
-    """Return the values `name` of the rows that have it; None stands for nan and infinity."""
-    return {row["step"]: row[name] for row in rows if row.get(name) is not None}
+    """Return the values `name` of the rows that have a number; None stands for nan and infinity."""
+    return {row["step"]: row[name] for row in rows if isinstance(row.get(name), NUMBER)}
 
 
 # --- the report
@@ -79,7 +79,7 @@ def write_report(folder: Path) -> list[tuple[str, str]]:
     """
     record = Record(folder)
     lines = summary(record)
-    changed = record.environment.get("changed", [])
+    changed = [row for row in record.environment.get("changed", []) if isinstance(row, list)]
     header = ("setting", "value", "default", "from")
     with replacing(folder / "curves.png") as file:
         curves(record).savefig(file)
@@ -114,7 +114,7 @@ def summary(record: Record) -> list[tuple[str, str]]:
         lines.append(("metrics", f"{', '.join(of_best)} (of the best step)"))
     for event in record.events:
         if event.get("event") == "alert":
-            lines.append(("alert", f"step {event['step']:,}: {event['text']}"))
+            lines.append(("alert", f"step {event['step']:,}: {event.get('text')}"))
     for note in record.environment.get("notes", []):
         lines.append(("note", note))
     return lines
@@ -156,7 +156,7 @@ def show(value: Any, digits: int = 5) -> str:
 
 def duration(seconds: float) -> str:
     """Format seconds as `1:02:03`, from a day on as `12 days, 1:02:03`."""
-    return str(timedelta(seconds=round(seconds)))
+    return str(timedelta(seconds=round(min(seconds, 1e13))))
 
 
 # --- plots

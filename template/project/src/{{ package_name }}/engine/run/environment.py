@@ -5,13 +5,14 @@ from __future__ import annotations
 import platform
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..compute.gpus import this_card
-from ..files import read_json, write_json
+from ..errors import without_secrets
+from ..files import write_json
+from ..runs import started
 
 if TYPE_CHECKING:
     import torch
@@ -19,16 +20,15 @@ if TYPE_CHECKING:
 
 def write_environment(run: Path, device: torch.device, **facts: object) -> None:
     """Write env.json: versions, device, commit, command, `facts`, when the first call started."""
-    path = run / "env.json"
     environment = {
         "versions": versions(),
         "gpu": device_line(device),
         "git": git_state(),
         **facts,
-        "started": read_json(path).get("started", time.time()),
-        "argv": sys.argv[1:],
+        "started": started(run),
+        "argv": [without_secrets(word) for word in sys.argv[1:]],
     }
-    write_json(path, environment)
+    write_json(run / "env.json", environment)
 
 
 def device_line(device: torch.device) -> str:

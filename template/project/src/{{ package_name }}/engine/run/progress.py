@@ -35,10 +35,10 @@ class Progress:
         vars(self).update(state)
 
     def judge(self, loss: float) -> bool:
-        """Count a complete evaluation; return whether it is the best one."""
+        """Count a complete evaluation; return whether it is the best one, which is finite."""
         self.evaluated = self.step
         self.without_gain += 1
-        if loss < self.best_loss:
+        if float("-inf") < loss < self.best_loss:
             self.best_loss = loss
             self.best_step = self.step
             self.without_gain = 0

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import keystr, tree_leaves_with_path
 
 from ..compute.precision import own
 from ..data.order import RULE as ORDER_RULE
@@ -59,6 +60,7 @@ class Run:
         self.record: Row | None = None  # the last one of training
         self.stop = 0  # the signal that all ranks know of
         self.saved_step = -1
+        self.not_finite: set[str]  # names of tensors before the first step
 
         self._open_loaders()
         training = settings.training
@@ -125,8 +127,6 @@ class Run:
         total_weight = distributed.on_all_ranks(lambda: dry_run(project, self.loader))
         project.precision.calibrate(max(distributed.gather_objects(total_weight)))
         distributed.on_all_ranks(lambda: self._load(resumed))
-        # A mask in a buffer may be -inf from the start.
-        self.not_finite = self._names_not_finite()
         distributed.on_all_ranks(lambda: self.log.start(self.progress, self.num_steps))
         self.closing.callback(self.call_hooks, "close")
         # These objects live as long as the run. Collecting among them pauses large projects for up
@@ -344,14 +344,22 @@ class Run:
         self.log.event(self.step, "checkpoint", seconds=seconds)
 
     def _check_state(self) -> None:
-        """Raise `UserError` if a weight or a buffer is not finite any more (host sync)."""
-        broken = self._names_not_finite() - self.not_finite
+        """Raise `UserError` if a tensor of the state is not finite any more (host sync)."""
+        broken = self.names_not_finite() - self.not_finite
         if broken:
             what = f"{min(broken)} is not finite after step {self.step}, the losses are"
             remedy = "look for what changes it, or lower optimizer.learning_rate"
-            raise UserError(what, "model.py", remedy)
+            raise UserError(what, "model.py, optimizer.py or hooks/", remedy)
 
-    def _names_not_finite(self) -> set[str]:
-        """Return the names of the weights and buffers that have nan or inf (host sync)."""
-        state = self.project.model.state_dict()
-        return {name for name, tensor in state.items() if not own(tensor).isfinite().all()}
+    def names_not_finite(self) -> set[str]:
+        """Return the names of weights, buffers and other saved tensors with nan or inf (host sync).
+
+        Call it on every rank, because hooks may gather their states. A tensor of another class,
+        such as in the state of an 8-bit optimizer, may not know `isfinite`, and is left out.
+        """
+        return {
+            part + keystr(path)
+            for part in ("model", "optimizer", "hooks")
+            for path, value in tree_leaves_with_path(self.checkpoint.parts[part].state_dict())
+            if type(own(value)) is Tensor and not own(value).isfinite().all()
+        }

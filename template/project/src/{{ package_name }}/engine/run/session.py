@@ -82,6 +82,7 @@ class Session:
         run.begin(self.resumed)
         self._introduce(run)
         self.distributed.on_all_ranks(lambda: run.call_hooks("start"))
+        run.not_finite = run.names_not_finite()  # a mask in a buffer may be -inf from the start
         return run
 
     def _introduce(self, run: Run) -> None:
@@ -115,6 +116,7 @@ class Session:
         write_environment(
             self.folder,
             project.device,
+            precision=project.precision.name,
             optimizations=project.optimizations,
             changed=self.settings.changed(),
             notes=notes,
@@ -125,11 +127,8 @@ class Session:
 
     def _other_precision(self, name: str) -> list[str]:
         """Return a note if the precision is not the one before: `auto` depends on the card."""
-        rows = read_json(self.folder / "env.json").get("optimizations", [])
-        for row in rows:
-            if row["name"] == "precision" and row["state"] != name:
-                return [f"the precision is {name}; it was {row['state']}"]
-        return []
+        before = read_json(self.folder / "env.json").get("precision", name)
+        return [] if before == name else [f"the precision is {name}; it was {before}"]
 
     # --- the outcome
 
