@@ -18,7 +18,7 @@ import torch
 import yaml
 from forking import forked_trials
 from importing import imported
-from running import PACKAGE, check_run, one_error, run
+from running import PACKAGE, check_run, one_error, painted, run
 from test_tier_b import TINY
 from variants import choices, gpus, name, pairwise
 
@@ -68,8 +68,13 @@ def check_rows(folder: Path) -> dict[str, Any]:
 
 
 def test_every_switch_is_measured(tmp_path):
-    command(render(), tmp_path, "--all", *ONCE, *TINY["tabular"])
+    trials = forked_trials(render())
+    words = ("--all", *ONCE, *TINY["tabular"])
+    check_run(render(), "benchmark", *words, cwd=tmp_path, before=lambda: (trials(), painted()))
     rows = check_rows(tmp_path)["rows"]
+    folder = tmp_path / "benchmark_results"
+    assert "![gains](benchmark.png)" in (folder / "benchmark.md").read_text()
+    assert (folder / "benchmark.png").stat().st_size > 20_000, "something is drawn"
     losses = {row["name"]: row["loss"] for row in rows}
     assert losses["without loader"] == losses["everything on"], "both loaders give the same batches"
     ladder = [row["loss"] for row in rows if row["table"] == "cumulative"]

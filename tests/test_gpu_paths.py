@@ -207,6 +207,21 @@ SAID = {  # by a CUDA library, none of it by a class of its own; and what is exp
 }
 
 
+def test_a_lack_of_memory_names_every_remedy_that_the_project_has():
+    for loader, has_chunks in (("chunk", True), ("memmap", False)):
+        project = render(workload="windows" if has_chunks else "timeseries", loader=loader)
+        explain = imported(project, "engine.run.explanations").explain
+        line = str(
+            explain(torch.OutOfMemoryError("out of memory"), imported(project, "config").load())
+        )
+        named = ("data.batch_size 32", "gradient_checkpointing true", "low_memory", "adafactor")
+        assert all(name in line for name in named)
+        assert line.endswith("; a smaller model")
+        assert ("data.chunk_size_gb with 60 % of the GPU's memory" in line) == has_chunks
+        settings = imported(project, "config").load(overrides=[("optimizer.name", "adafactor")])
+        assert "adafactor" not in str(explain(torch.OutOfMemoryError("out of memory"), settings))
+
+
 @pytest.mark.parametrize("said", SAID)
 def test_what_a_library_lacks_is_explained(said):
     project = render(extras=["diagnose"])

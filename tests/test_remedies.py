@@ -174,4 +174,5 @@ def test_weights_that_broke_are_named_with_few_samples_and_advice(failed):
     line = str(nonfinite.explain_non_finite(errors.NonFinite("loss", 9), failed))
     assert "the loss of step 9 is not finite: the samples are fine, 1 of " in line
     assert "such as head.weight: epoch 1, training samples " in line
-    assert line.endswith("lower optimizer.learning_rate (0.001)"), line
+    advice = "lower optimizer.learning_rate (0.001); or raise schedule.warmup_steps (auto); or "
+    assert line.endswith(f"{advice}lower training.gradient_clip (1)"), line

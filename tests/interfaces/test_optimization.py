@@ -1,5 +1,8 @@
 """Compile, recomputation and the optimizer's groups, on blocks of every kind."""
 
+import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -97,3 +100,86 @@ def test_activation_checkpointing_is_off_without_gradients():
     assert len(calls) == 1
     block(torch.ones(2, 4, requires_grad=True)).sum().backward()
     assert len(calls) == 3, "once in forward, again in backward"
+
+
+RNNS = [  # the class, its options, and the inputs: (B, T, C), (T, B, C), (T, C), or packed
+    (nn.LSTM, {"batch_first": True}, (3, 37, 4)),
+    (nn.LSTM, {"batch_first": True, "dropout": 0.5}, (3, 37, 4)),
+    (nn.LSTM, {"proj_size": 2}, (37, 3, 4)),
+    (nn.LSTM, {"batch_first": True}, (37, 4)),
+    (nn.GRU, {}, (37, 3, 4)),
+    (nn.RNN, {"batch_first": True}, (3, 37, 4)),
+    (nn.LSTM, {"batch_first": True, "bidirectional": True}, (3, 37, 4)),
+    (nn.GRU, {"batch_first": True}, "packed"),
+]
+
+
+def counted(rnn: Any) -> list[int]:
+    """The steps of each call of an RNN's own forward, from here on."""
+    forward = rnn.forward
+    lengths: list[int] = []
+
+    def run(x: Any, hx: Any = None) -> Any:
+        if isinstance(x, Tensor):
+            lengths.append(x.shape[1 if rnn.batch_first and x.dim() == 3 else 0])
+        return forward(x, hx)
+
+    rnn.forward = run
+    return lengths
+
+
+def test_an_rnn_is_checkpointed_in_stretches_of_time():
+    """Results and gradients are those of the whole. With 37 steps, no call sees more than 7."""
+    for kind, options, shape in RNNS:
+        x: Any = torch.randn(3, 37, 4) if shape == "packed" else torch.randn(shape)
+        if shape == "packed":
+            x = nn.utils.rnn.pack_padded_sequence(x, [37, 30, 2], batch_first=True)
+        results = []
+        for checkpointed in (False, True):
+            torch.manual_seed(1)
+            rnn = kind(4, 5, 2, **options)
+            lengths = counted(rnn)
+            if checkpointed:
+                engine("compute.optimization").checkpoint_blocks([rnn])
+            torch.manual_seed(2)
+            output, state = rnn(x)
+            output = output.data if shape == "packed" else output
+            last = state[0] if isinstance(state, tuple) else state
+            (output.square().sum() + last.sum()).backward()
+            gradients = [weight.grad for weight in rnn.parameters()]
+            results.append([output.detach(), last.detach(), *gradients])
+        dropped = "dropout" in options  # masks of stretches are other ones
+        compared = [values[:0] if dropped else values for values in results]
+        torch.testing.assert_close(*compared, rtol=1e-5, atol=1e-5)
+        whole = "bidirectional" in options
+        assert max(lengths, default=7) == (37 if whole else 7), (kind, options, shape)
+
+
+PEAK = """
+import torch
+from {package}.engine.compute.optimization import checkpoint_blocks
+from {package}.model import Encoder
+def peak():
+    (line,) = [line for line in open("/proc/self/status") if line.startswith("VmHWM")]
+    return int(line.split()[1])
+
+encoder = Encoder(8, 64, 1)
+if {checkpointed}:
+    checkpoint_blocks([encoder])
+x = torch.randn(128, 512, 8)
+before = peak()
+encoder(x)[0].sum().backward()
+print(peak() - before)
+"""
+
+
+def test_checkpointing_an_lstm_saves_memory():
+    """Of the process, at the largest: without stretches it would be the same as without."""
+    peaks = []
+    for checkpointed in (False, True):
+        code = PEAK.format(package="my_training", checkpointed=checkpointed)
+        environment = {**os.environ, "PYTHONPATH": str(render() / "src"), "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        peaks.append(int(done.stdout))
+    assert peaks[1] < 0.6 * peaks[0], peaks

@@ -34,7 +34,7 @@ CONTEXT_BYTES = 0.8e9  # CUDA's own memory, and memory that the allocator cannot
 USABLE = 0.93  # fraction of the sold memory that a driver reports
 UPDATE_PASSES = 10  # passes over all weights: norm, division, and AdamW's reads and writes
 UPDATE_KERNELS = 20
-LSTM_KEPT = 5  # outputs that cuDNN keeps for backward: four gates and the cell
+LSTM_GATES = 4  # cuDNN keeps four gates for backward, each as large as the outputs
 # On fake CPU tensors, fused attention has no formula, so use the GPU's.
 FORMULAS = {
     aten._scaled_dot_product_flash_attention_for_cpu: aten._scaled_dot_product_flash_attention,
@@ -123,10 +123,10 @@ class Recorder(TorchDispatchMode):
             size_of_number = 0.5
         moved *= size_of_number
         self.costs.operations[Operation(flops / steps, moved / steps, half)] += steps
-        factor = size_of_number
+        self._hold_outputs(inputs, outputs, size_of_number)
         if packet is aten.mkldnn_rnn_layer:
-            factor *= LSTM_KEPT
-        self._hold_outputs(inputs, outputs, factor)
+            output, *_, workspace = outputs  # backward needs the workspace
+            self._hold_until_freed(int(LSTM_GATES * size_of_number * output.nbytes), workspace)
         return result
 
     def _hold_outputs(self, inputs: list[Tensor], outputs: list[Tensor], factor: float) -> None:
@@ -135,10 +135,12 @@ class Recorder(TorchDispatchMode):
         for tensor in outputs:
             if _key(tensor) not in known:
                 known.add(_key(tensor))
-                storage = tensor.untyped_storage()
-                size = int(storage.nbytes() * factor)
-                self._hold(size)
-                weakref.finalize(storage, self._hold, -size)
+                size = int(tensor.untyped_storage().nbytes() * factor)
+                self._hold_until_freed(size, tensor)
+
+    def _hold_until_freed(self, size: int, tensor: Tensor) -> None:
+        self._hold(size)
+        weakref.finalize(tensor.untyped_storage(), self._hold, -size)
 
     def _hold(self, size: int) -> None:
         self.live += size

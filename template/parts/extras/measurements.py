@@ -1,4 +1,4 @@
-"""The results of `benchmark`: stored in benchmark.json, and compared in benchmark.md.
+"""The results of `benchmark`: in benchmark.json, compared in benchmark.md and benchmark.png.
 
 A row is compared with the first row of its table. Its results are over the steps of all its
 processes.
@@ -17,15 +17,19 @@ from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from statistics import mean, median, stdev
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..engine.compute.gpus import Card
-from ..engine.files import read_json, write_json, write_text
+from ..engine.files import read_json, replacing, write_json, write_text
 from ..engine.log.report import show, table
 from .trials import Failed, Overrides, Trials, spread
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 Row = dict[str, Any]
 
+PLOT = "benchmark.png"
 TITLES = {
     "cumulative": "Cumulative",
     "leave_one_out": "One changed, against everything on",
@@ -163,7 +167,7 @@ class Measurements:
         return []
 
     def write(self) -> None:
-        """Write benchmark.json and benchmark.md."""
+        """Write benchmark.json and benchmark.md; once all is measured, also the plot."""
         rows = self.rows()
         not_measured = dict(self.about["skipped"])
         for plan in self.plans:
@@ -180,6 +184,9 @@ class Measurements:
             "trials": self.trials,
         }
         write_json(self.folder / "benchmark.json", result)
+        if result["complete"]:
+            with replacing(self.folder / PLOT) as file:
+                draw(rows).savefig(file)
         write_text(self.folder / "benchmark.md", page(result))
 
 
@@ -328,7 +335,32 @@ def ask_driver() -> str:
     return done.stdout.strip()
 
 
-# --- the page
+# --- the page and its plot
+
+
+def draw(rows: list[Row]) -> Figure:
+    """Plot the gain of each row, with its range, one table next to the other."""
+    from matplotlib.figure import Figure
+
+    of_tables = {name: [row for row in rows if row["table"] == name] for name in TITLES}
+    shown = {name: found for name, found in of_tables.items() if found}
+    longest = max(map(len, shown.values()), default=1)
+    figure = Figure(figsize=(7 * max(len(shown), 1), 1.5 + 0.4 * longest), layout="constrained")
+    for place, (name, found) in enumerate(shown.items(), start=1):
+        axes = figure.add_subplot(1, len(shown), place)
+        axes.set(title=TITLES[name], xlabel="samples per second, relative to the first row")
+        for number, row in enumerate(found):
+            gain = row["gain"] or 0.0
+            axes.barh(number, gain, color="C0")
+            low = row["gain_low"] or gain
+            high = row["gain_high"] or gain
+            axes.plot([low, high], [number, number], color="black")
+            axes.annotate(f" {gain_text(row)}", (high, number), va="center")
+        axes.set_yticks(range(len(found)), [row["name"] for row in found])
+        axes.axvline(1, color="0.5", linestyle=":")
+        axes.margins(x=0.3)  # room for the numbers
+        axes.invert_yaxis()
+    return figure
 
 
 def page(result: Row) -> str:
@@ -337,6 +369,8 @@ def page(result: Row) -> str:
     parts = [["# Benchmark"]]
     if not result["complete"]:
         parts.append(["Not complete: run the same command again to continue."])
+    else:
+        parts.append([f"![gains]({PLOT})"])
     if any(row["gain_low"] is not None for row in rows):
         parts.append([RANGE])
     for name in TITLES:

@@ -51,11 +51,13 @@ def row_bytes(project: Project, loader: Any) -> int:
 def check_forward(project: Project, loader: Any) -> None:
     """Check that gradients, averages, rows and what forward keeps fit into the memory of a CPU.
 
-    There is no check of compiled blocks, which keep less than is measured here, or of a sharded
-    model, whose forward waits for other ranks.
+    There is no check of compiled blocks, which keep less than is measured here, of checkpointed
+    ones, most of whose memory is allocated in backward, or of a sharded model, whose forward waits
+    for other ranks.
     """
     is_compiled, _ = compiles(project.settings, None)
-    if project.device.type != "cpu" or project.distributed.forward_exchanges or is_compiled:
+    is_other = is_compiled or project.settings.training.gradient_checkpointing
+    if project.device.type != "cpu" or project.distributed.forward_exchanges or is_other:
         return
     batches = loader.epoch(0)
     batch = next(batches)

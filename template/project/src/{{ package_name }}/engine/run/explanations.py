@@ -67,15 +67,21 @@ def out_of_memory(memory: str, settings: Settings | None, command: str = "train"
     if not training.gradient_checkpointing:
         cost = "(half of the activations, forward runs twice)"
         steps.append(f"--training.gradient_checkpointing true {cost}")
+    if memory == "GPU memory" and hasattr(settings.data, "chunk_size_gb"):
+        steps.append("--data.chunk_size_gb with 60 % of the GPU's memory (auto takes up to 75 %)")
     steps.append("--profile low_memory")
-    return UserError(what, command, "try, in this order: " + "; ".join(steps))
+    if settings.optimizer.name != "adafactor":
+        steps.append("--optimizer.name adafactor (other updates)")
+    return UserError(what, command, f"try, in this order: {'; '.join(steps)}; a smaller model")
 
 
 def advice(settings: Settings, precision: str) -> str:
     """Return what to change in this run, best first. precision: the one in use, never `auto`."""
     remedy = f"lower optimizer.learning_rate ({settings.optimizer.learning_rate:g})"
-    if not settings.training.gradient_clip:
-        remedy += "; or set training.gradient_clip 1"
+    remedy += f"; or raise schedule.warmup_steps ({settings.schedule.warmup_steps})"
+    clip = settings.training.gradient_clip
+    change = f"lower training.gradient_clip ({clip:g})" if clip else "set training.gradient_clip 1"
+    remedy += f"; or {change}"
     if precision != "fp32":
         remedy += f"; or set training.precision fp32 ({precision})"
     return remedy
