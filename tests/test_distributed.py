@@ -2,7 +2,9 @@
 
 # ruff: noqa: F811 - the fixture `place` is imported
 
+import errno
 import functools
+import importlib
 import json
 import os
 import resource
@@ -276,6 +278,79 @@ def test_a_disk_full_for_one_shard_costs_that_checkpoint_only(place):
     assert_good(results)
     assert results[0].err.count("training continues") == 1
     assert_ended(folder, place, 8, 24)
+
+
+def unreadable_for_rank_one(rank: int) -> None:
+    """It cannot read back what it wrote for the second checkpoint; one process left a folder."""
+    from my_training.engine.run import checkpoint  # type: ignore[import-not-found]
+
+    short_hash = checkpoint.short_hash
+    calls = iter(range(10**6))
+
+    def hashed(path: Path) -> str:
+        if next(calls) == 1:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return short_hash(path)
+
+    if rank == 1:
+        checkpoint.short_hash = hashed
+
+
+def test_an_error_of_reading_on_one_rank_costs_that_checkpoint_only(place):
+    """No rank waits for the other, and an event is logged for each complete checkpoint."""
+    folder, results = train_shards(place, unreadable_for_rank_one)
+    assert_good(results)
+    assert results[0].err.count("(Input/output error)") == 1
+    assert results[0].err.count("training continues") == 1
+    assert_ended(folder, place, 8, 24)
+    events = [row["step"] for row in rows(folder, "events") if row["event"] == "checkpoint"]
+    assert events == [8, 24]
+
+
+def unreadable_at(owner: str, name: str, rank: int) -> None:
+    """Rank 1 cannot read a checkpoint: `name` of this module fails."""
+    module = importlib.import_module(owner)
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    if rank == 1:
+        classes = name.split(".")
+        setattr(functools.reduce(getattr, classes[:-1], module), classes[-1], fail)
+
+
+READS = {
+    "state": ("my_training.engine.run.whole_checkpoint", "read_plain"),
+    "places": ("torch.distributed.checkpoint", "HuggingFaceStorageReader.read_metadata"),
+    "rows": ("torch.distributed.checkpoint", "HuggingFaceStorageReader.read_data"),
+}
+
+
+@pytest.mark.parametrize("read", READS)
+@pytest.mark.full
+def test_an_error_of_reading_on_one_rank_ends_all_in_one_line(read, place):
+    """And the run resumes when it has passed."""
+    folder = place("llm")
+    words = flags("llm", 2, "--evaluation.every_steps", "100")
+    train_ranks(SHARDED, *words, "--max-steps", "8", cwd=folder)
+    fail = functools.partial(unreadable_at, *READS[read])
+    ranks = start_ranks(SHARDED, "train", "--resume", cwd=folder, before=fail)
+    for result in ranks.wait(60):
+        assert result.code == 2, result.err
+        assert "Traceback" not in result.err
+        assert all("cannot use the checkpoint" in line for line in result.errors())
+    train_ranks(SHARDED, "--resume", cwd=folder)
+    assert resumes(folder) == [8]
+    assert_ended(folder, place, 16, 24)
+
+
+@pytest.mark.full
+def test_what_a_kill_of_two_ranks_left_is_not_in_the_way_of_one(place):
+    folder, _ = train_shards(place, die_while_shards_are_written)
+    assert (newest_run(folder) / "checkpoints/.saving").is_dir()
+    words = split("train --resume --data.batch_size 8")
+    assert_good([run(SHARDED, *words, cwd=folder)])
+    assert_ended(folder, place, 16, 24)
 
 
 def slow_to_write(rank: int) -> None:

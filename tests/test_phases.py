@@ -3,6 +3,7 @@
 import importlib
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 import torch
 import yaml
 from rendering import render
-from running import PACKAGE, check_run, one_error, rows, run
+from running import PACKAGE, check_run, flip_bit, one_error, rows, run
 from variants import choices
 
 OPTIONS = ("--model.width", "16", "--monitor.every_steps", "1", "--schedule.warmup_steps", "2")
@@ -61,8 +62,12 @@ def records(folder: Path) -> list[dict[str, Any]]:
 
 def results(place: Path) -> list[tuple[object, ...]]:
     """What must be the same of each phase, bit for bit, however often a run was stopped."""
+    return results_of(phases_of(place))
+
+
+def results_of(phases: list[Path]) -> list[tuple[object, ...]]:
     found = []
-    for folder in phases_of(place):
+    for folder in phases:
         losses = [(row["step"], row.get("split"), row["loss"]) for row in records(folder)]
         state = torch.load(max((folder / "checkpoints").glob("step-*")), weights_only=True)
         found.append((losses, {name: tensor.tolist() for name, tensor in state["model"].items()}))
@@ -117,6 +122,39 @@ def test_a_kill_anywhere_changes_nothing(phase, step, place, reference):
     words = ("--checkpoint.every_steps", "4")
     killed = run(project, "train", *OPTIONS, *words, cwd=place, before=armed)
     assert killed.code == -signal.SIGKILL
+    train(place, "--resume")
+    assert results(place) == results(reference)
+
+
+def of_first_phase(place: Path) -> list[Path]:
+    """Its checkpoints, the newest first."""
+    return sorted((phases_of(place)[0] / "checkpoints").glob("step-*"), reverse=True)
+
+
+@pytest.mark.parametrize("loss", ["deleted", "damaged", "folder"])
+@pytest.mark.first(2)
+def test_a_phase_with_checkpoints_needs_none_of_an_earlier_one(loss, place, reference):
+    train(place, *OPTIONS, "--max-steps", "12", "--checkpoint.every_steps", "4")
+    assert len(phases_of(place)) == 2
+    if loss == "folder":
+        shutil.rmtree(phases_of(place)[0])
+    for path in of_first_phase(place) if loss != "folder" else []:
+        path.unlink() if loss == "deleted" else flip_bit(path, -1)
+    train(place, "--resume")
+    assert results_of(phases_of(place)[-2:]) == results(reference)[1:]
+
+
+@pytest.mark.parametrize("loss", ["damaged", "deleted"])
+@pytest.mark.first(1)
+def test_a_phase_whose_last_checkpoint_is_lost_is_completed_again(loss, place, reference):
+    """Before the next one begins: that one would begin with other weights."""
+    project = render(workload="tabular", extras=["finetune"])
+    train(place, *OPTIONS, "--phase", "1", "--checkpoint.every_steps", "4")
+    newest, *_ = of_first_phase(place)
+    newest.unlink() if loss == "deleted" else flip_bit(newest, -1)
+    early = run(project, "train", "--phase", "2", cwd=place)
+    one_error(early, "phase 1 is not finished", "resume it first")
+    assert len(phases_of(place)) == 1
     train(place, "--resume")
     assert results(place) == results(reference)
 

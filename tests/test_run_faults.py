@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from importing import imported
 from made_up import columns, lines, written
 from rendering import render
 from running import check_run, evaluations, last_state, losses, one_error, run
@@ -166,6 +167,66 @@ def test_what_may_not_be_written_or_read_is_one_line(place):
     (place / "data/manifest.json").chmod(0)
     refused = run(TABULAR, "train", *SMALL, cwd=place, before=as_other_users)
     assert "damaged" not in one_error(refused, "Permission denied.*data", "permissions")
+
+
+LINKED = ("metrics.jsonl", "events.jsonl", "status.json", "env.json", "report.md", "checkpoints")
+LINKED += ("examples", ".lock", ".report.md.partial", "tensorboard")
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_nothing_is_written_through_a_link_out_of_a_run(place, tmp_path_factory, monkeypatch):
+    """To a file, a folder or nothing. A link inside of a run, and one to a whole run, are used."""
+    monkeypatch.chdir(place)
+    outside = tmp_path_factory.mktemp("outside")
+    folder = place / "runs/first"
+    runs = imported(TABULAR, "engine.runs")
+    for name in LINKED:
+        path = folder / name
+        if path.exists():
+            shutil.move(path, outside / name)
+        path.symlink_to(outside / name)
+        with pytest.raises(runs.UserError, match=f"leads out of the run: runs/first/{name}: copy"):
+            runs.find_training("first")
+        if name == "checkpoints":
+            before = contents(outside)
+            for words in (("train", "--resume"), ("evaluate",), ("report",)):
+                one_error(run(TABULAR, *words, cwd=place), "a link leads out of the run")
+            assert contents(outside) == before
+        path.unlink()
+        if (outside / name).exists():
+            shutil.move(outside / name, path)
+
+    (folder / "notes.txt").write_text("mine")
+    (folder / ".evaluation.json.partial").symlink_to("notes.txt")
+    shutil.move(folder, outside / "moved")
+    folder.symlink_to(outside / "moved")
+    check_run(TABULAR, "evaluate", cwd=place)
+    assert (folder / "notes.txt").read_text() == "mine"
+
+
+def test_a_run_made_before_an_update_is_one_line_that_names_its_commit(place):
+    """Its data, in its own record or in the folder, and its checkpoints have an older format."""
+    folder = place / "runs/first"
+    (folder / "env.json").write_text('{"git": "1a2b3c4"}')
+    record = (folder / "data.json").read_text()
+    (folder / "data.json").write_text('{"format": 4, "seal": ""}')
+    for words in (("train", "--resume"), ("evaluate",), ("predict",)):
+        says = "format 4, this project reads .*runs/first.*its commit 1a2b3c4"
+        one_error(run(TABULAR, *words, cwd=place), says)
+    (folder / "data.json").write_text(record)
+
+    def older() -> None:
+        from my_training.engine.run import checkpoint  # type: ignore[import-not-found]
+
+        checkpoint.FORMAT += 1
+
+    for words in (("train", "--resume"), ("evaluate",)):
+        says = "the checkpoint has format .*: go back to its commit 1a2b3c4"
+        one_error(run(TABULAR, *words, cwd=place, before=older), says)
+    check_run(TABULAR, "train", "--resume", cwd=place)
 
 
 # ---- weights of other programs -------------------------------------------------------------------

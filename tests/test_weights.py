@@ -1,5 +1,6 @@
 """Weights that a run starts from, `finetune.init_from`, and freezes, `finetune.freeze`."""
 
+import hashlib
 import os
 import re
 import shutil
@@ -195,6 +196,72 @@ def test_wrong_patterns_and_phases_are_one_line(place):
     one_error(train(place), "phase cannot change finetune.init_from: config.yaml phase 2")
 
 
+def odd_tensors(name: str, tensor: torch.Tensor) -> dict[str, dict[str, Any]]:
+    """A state_dict with one tensor of each kind that has no plain values."""
+    quantized = torch.quantize_per_tensor(tensor, 0.1, 0, torch.qint8)
+    packed = torch.zeros(tensor.shape, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
+    odd = {
+        "sparse": tensor.to_sparse(),
+        "sparse rows": tensor.to_sparse_csr(),
+        "nested": torch.nested.nested_tensor([tensor[0], tensor[1]]),
+        "ragged": torch.nested.nested_tensor([tensor[0], tensor[1]], layout=torch.jagged),
+        "meta": tensor.to("meta"),
+        "quantized": quantized,
+        "packed": packed,
+    }
+    return {kind: {name: value} for kind, value in odd.items()}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # torch's own, of such tensors
+def test_tensors_without_plain_values_are_one_line(place):
+    """In a file and in a checkpoint; complex ones and other keys are left out."""
+    state = tensors(place)
+    name = "layers.0.linear.weight"
+    sources = {}
+    for kind, odd in odd_tensors(name, state[name]).items():
+        torch.save(state | odd, place / f"{kind}.pt")
+        sources[f"{kind}.pt"] = name
+    content = torch.load(last_checkpoint(place), weights_only=True)
+    for source, model in (
+        ("listed", list(state.values())),
+        ("sparse", {name: state[name].to_sparse()}),
+    ):
+        folder = place / "runs" / source / "checkpoints"
+        folder.mkdir(parents=True)
+        torch.save(content | {"model": model}, folder / "new")
+        (folder / "new").rename(folder / f"step-00000008-{digest(folder / 'new')}.pt")
+        sources[source] = "finetune.init_from"
+    for source, pattern in sources.items():
+        one_error(train(place, *WORDS, FROM, source), pattern)
+    torch.save(state | {name: state[name].to(torch.complex64), 7: state[name]}, place / "mixed.pt")
+    assert f"new: {name} 16×16; unused: {name} 16×16" in note(
+        train(place, *WORDS, FROM, "mixed.pt")
+    )
+
+
+def digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+
+
+def test_frozen_weights_that_are_new_are_refused_unless_asked_for(place):
+    """They would stay random: without initial weights, from a file that lacks them, in a phase."""
+    state = tensors(place)
+    head = {name: tensor for name, tensor in state.items() if name.startswith("head.")}
+    save_file(head, place / "head.safetensors")
+    freeze = ("--finetune.freeze", "head.*, first.*")
+    says = "'first.*' freezes weights that are new and stay random: first.weight: finetune.freeze"
+    one_error(train(place, *WORDS, FROM, "head.safetensors", *freeze), re.escape(says))
+    write_phases(place, {"finetune.freeze": ["head.bias"], "training.max_steps": 1})
+    one_error(train(place, *WORDS), "'head.bias' freezes weights that are new")
+    assert [path.name for path in (place / "runs").iterdir()] == ["source"]
+    write_phases(place)
+    one_error(train(place, *WORDS, *freeze), "'head.[*]' freezes weights that are new")
+    asked = train(place, *WORDS, *freeze, "--finetune.freeze_new", "true", "--max-steps", "1")
+    assert asked.code == 0, asked.err
+    same = train(place, *WORDS, FROM, "head.safetensors", "--finetune.freeze", "head.*")
+    assert "first.weight" in note(same)
+
+
 @pytest.mark.parametrize("distributed", ["fsdp", "ddp"])
 @pytest.mark.first(1)
 def test_two_ranks_start_from_whole_and_from_sharded_weights(distributed, tmp_path):
@@ -213,7 +280,7 @@ def test_two_ranks_start_from_whole_and_from_sharded_weights(distributed, tmp_pa
         assert second.code == 0
     if distributed == "fsdp":
         refused = run(render(**answers), *words, "three", cwd=tmp_path)
-        one_error(refused, "no valid checkpoint", "folders need distributed=fsdp")
+        one_error(refused, "cannot use the checkpoint", "folders need distributed=fsdp")
     check_run(project, *words, "three", "--name", "four", cwd=tmp_path)
     assert_tensors(tensors(tmp_path), expected)
     state = last_state(tmp_path)

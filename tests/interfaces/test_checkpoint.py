@@ -3,6 +3,8 @@ between."""
 
 import errno
 import hashlib
+import io
+import json
 import os
 import resource
 import tracemalloc
@@ -126,6 +128,25 @@ def test_the_newest_stay(keep, wanted, tmp_path):
     assert len(list(tmp_path.iterdir())) == len(wanted)
 
 
+def test_what_a_kill_left_is_in_no_way_and_a_link_is_not_followed(tmp_path):
+    """A folder of shards, links to a file, to a folder and to nothing."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "file").write_text("mine")
+    folder = tmp_path / "checkpoints"
+    saving = folder / ".saving"
+    (saving / "deep").mkdir(parents=True)
+    (saving / "state.pt").touch()
+    for step, target in enumerate((None, outside, outside / "file", outside / "new"), start=1):
+        if target:
+            saving.symlink_to(target)
+        save(folder, step)
+        assert_content(folder, step)
+        assert not saving.is_symlink()
+    assert [path.name for path in outside.iterdir()] == ["file"]
+    assert (outside / "file").read_text() == "mine"
+
+
 def test_the_best_one_stays_until_another_is_better(tmp_path):
     made = make(tmp_path)
     made.save(1, is_best=True)
@@ -201,19 +222,112 @@ def test_the_newest_intact_one_wins_and_others_are_named(how, tmp_path, monkeypa
     assert not path.exists()
 
 
-def test_one_that_the_disk_cannot_read_gives_way_to_the_one_before(tmp_path, monkeypatch):
+class Unreadable(io.RawIOBase):
+    """A file that opens, and cannot be read."""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, _: Any) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+def test_an_error_of_reading_is_no_damage(tmp_path, monkeypatch):
+    """It may pass. At listing, opening, hashing or loading: one line, and nothing is renamed."""
     save(tmp_path, 1, 2)
-    unreadable = file_of(tmp_path, 2)
-    checkpoint = engine("run.checkpoint").Checkpoint
-    is_intact = checkpoint.is_intact
+    before = sorted(tmp_path.iterdir())
+    module = engine("run.checkpoint")
+    files = engine("files")
 
-    def read(self: Any, path: Path) -> bool:
-        if path == unreadable:
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return is_intact(self, path)
+    def failing(number: int) -> Any:
+        def call(path: Any, *_: Any, **__: Any) -> Any:
+            raise OSError(number, os.strerror(number), str(path))
 
-    monkeypatch.setattr(checkpoint, "is_intact", read)
-    assert make(tmp_path).find("last")["step"] == 1
+        return call
+
+    numbers = (errno.EIO, errno.EACCES, errno.ESTALE, errno.EMFILE)
+    faults = [(os, "listdir", failing(number)) for number in numbers]
+    faults += [(files, "open", failing(number)) for number in numbers]
+    faults += [(torch, "load", failing(number)) for number in numbers]
+    faults += [(files, "open", lambda *_: io.BufferedReader(Unreadable()))]
+    for owner, name, fault in faults:
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, fault, raising=False)
+            for call in (make(tmp_path).load, lambda: best_step(tmp_path)):
+                with pytest.raises((engine("errors").UserError, OSError)) as caught:
+                    call()
+                assert owner is os or "cannot use the checkpoint" in str(caught.value)
+        assert sorted(tmp_path.iterdir()) == before
+    assert best_step(tmp_path) == 2
+    assert_content(tmp_path, 2)
+    (tmp_path / "step-00000003-0123456789abcdef.pt").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(engine("errors").UserError, match="No such file"):
+        make(tmp_path).load()
+    assert module.Checkpoint(tmp_path / "absent", OneOf()).candidates("last") == []
+
+
+def wrong_types() -> list[Any]:
+    """Checkpoints of the next format's shape, with a value of another type in each place."""
+    wrong: list[Any] = [[1], "text", {"step": 3}, {"model": {}}]
+    for name in ("format", "must_match", "model", "other"):
+        wrong += [{name: value} for value in ("text", [1], 7, None, torch.ones(2), {1: {2: "x"}})]
+    wrong += [
+        {"other": {}},
+        {"model": {"turned": "x"}},
+        {"model": {"turned": torch.eye(2).to_sparse()}},
+    ]
+    return wrong
+
+
+def test_a_well_formed_checkpoint_of_wrong_types_is_one_line(tmp_path):
+    """And leaves nothing but a line: no traceback of the part that meets the value."""
+    save(tmp_path / "good", 1)
+    good = torch.load(file_of(tmp_path / "good", 1), weights_only=True)
+    for number, wrong in enumerate(wrong_types()):
+        folder = tmp_path / f"{number}"
+        folder.mkdir()
+        is_part = isinstance(wrong, dict) and wrong.keys() <= good.keys() and len(wrong) == 1
+        torch.save(good | wrong if is_part else wrong, folder / "new")
+        digest = hashlib.sha256((folder / "new").read_bytes()).hexdigest()[:16]
+        (folder / "new").rename(folder / f"step-00000001-{digest}.pt")
+        try:
+            loaded = make(folder, rule=0).load()
+        except engine("errors").UserError:
+            continue
+        raise AssertionError((wrong, loaded))
+    for step in ("many", None, [1], {}):
+        with pytest.raises(TypeError):
+            engine("run.progress").Progress().load_state_dict({"step": step})
+
+
+def test_a_run_of_another_version_names_its_commit(tmp_path, monkeypatch):
+    """Another format, another model, other values that must match, data of another format."""
+    run = tmp_path / "run"
+    save(run / "checkpoints", 1)
+    (run / "env.json").write_text('{"git": "1a2b3c4+changes"}')
+    names = "go back to its commit 1a2b3c4[+]changes"
+    module = engine("run.checkpoint")
+    error = engine("errors").UserError
+    with pytest.raises(error, match=f"rule was None .* is 0 now: .*{names}"):
+        make(run / "checkpoints", rule=0).load()
+    with pytest.raises(error, match=f"cannot use .*Missing key.*{names}"):
+        module.Checkpoint(run / "checkpoints", OneOf(), model=nn.Linear(2, 2)).load()
+    with pytest.raises(error, match=f"cannot use .*KeyError: 'new'.*{names}"):
+        module.Checkpoint(run / "checkpoints", OneOf(), new=Part(1), model=Tied()).load()
+    monkeypatch.setattr(module, "FORMAT", 99)
+    with pytest.raises(error, match=f"has format 5, this version reads 99: .*{names}"):
+        make(run / "checkpoints").load()
+    store = engine("data.store").Store
+    for old in ({"format": 4, "splits": {}}, {"format": 4, "source": 7}):
+        (run / "data.json").write_text(json.dumps(old))
+        for read in (store.was_synthetic, store.remembered):
+            with pytest.raises(error, match=f"the data are of format 4, .* reads 5: .*{names}"):
+                read(run)
+    (run / "env.json").write_text("[]")
+    with pytest.raises(error, match=r"go back to its commit \(see env.json\)"):
+        store.remembered(run)
+    (run / "data.json").write_text('{"source": {"kind": "table"}}')
+    assert store.was_synthetic(run), "a damaged record counts as missing"
 
 
 def test_all_damaged_is_an_error_that_names_them(tmp_path):
@@ -242,7 +356,9 @@ def test_another_model_is_one_line(tmp_path):
     save(tmp_path, 1)
     model = nn.Sequential(*[nn.Linear(2, 2) for _ in range(4)])
     other = engine("run.checkpoint").Checkpoint(tmp_path, OneOf(), model=model)
-    with pytest.raises(engine("errors").UserError, match=r"does not fit the model \(.{,200}\): "):
+    with pytest.raises(
+        engine("errors").UserError, match=r"cannot use .* \(RuntimeError.{,200}\): "
+    ):
         other.load()
 
 

@@ -92,8 +92,36 @@ def test_a_store_of_another_format_is_one_line(tmp_path):
     stored(tmp_path)
     manifest = json.loads((tmp_path / "manifest.json").read_text())
     (tmp_path / "manifest.json").write_text(json.dumps(manifest | {"format": 99}))
-    with pytest.raises(engine("errors").UserError, match=r"format 99, this project reads .*: run"):
+    with pytest.raises(
+        engine("errors").UserError, match=r"format 99, this project reads .*run `pre"
+    ):
         engine("data.store").Store.open(tmp_path)
+
+
+def test_a_sealed_manifest_reaches_no_other_files_and_rows(tmp_path):
+    """Anybody can write one: files elsewhere, more rows than there are, a file that never ends."""
+    module = engine("data.store")
+    folder = tmp_path / "data"
+    name = next(iter(stored(folder).files))
+    manifest = json.loads((folder / "manifest.json").read_text())
+    entry = manifest["files"][name]
+    outside = tmp_path / "outside.bin"
+    outside.write_bytes((folder / name).read_bytes())
+    os.mkfifo(folder / "pipe.bin")
+    (folder / "endless.bin").symlink_to("/dev/zero")
+    changes = [
+        {"file": place} for place in ("../outside.bin", str(outside), "../data/../outside.bin")
+    ]
+    changes += [{"shape": [10**14, 1]}, {"shape": [4, 10**14]}, {"offset": 1}, {"offset": 10**20}]
+    changes += [{"file": "pipe.bin"}, {"file": "endless.bin"}, {"file": ".."}]
+    for change in changes:
+        other = json.loads(json.dumps(manifest))
+        other["arrays"]["x"] |= change
+        other["files"] = {other["arrays"]["x"]["file"]: entry}
+        other["seal"] = module.digest(other | {"seal": ""})
+        (folder / "manifest.json").write_text(json.dumps(other))
+        with pytest.raises(engine("errors").UserError):
+            module.Store.open(folder)
 
 
 def flip_unseen(path: Path) -> None:

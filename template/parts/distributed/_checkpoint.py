@@ -2,7 +2,8 @@
 
 A checkpoint is complete or absent. It is hashed while it is written, and it gets its name when it
 is on the disk. A flipped bit would load silently (197 of 200 in a trial), so nothing is used before
-its hash matches. A damaged checkpoint is named, and the newest intact one is loaded.
+its hash matches. A damaged checkpoint is named, and the newest intact one is loaded. One that
+cannot be read now may be intact: that is an error, and nothing older takes its place.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import hashlib
 import io
 import os
 import re
-from collections.abc import Iterable
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +24,7 @@ from torch.utils._pytree import tree_map_only
 
 from ..errors import UserError, note
 from ..files import sha256, sync
+from ..runs import version_of
 
 if TYPE_CHECKING:
     from ..compute.distributed import Distributed
@@ -95,6 +99,7 @@ class Checkpoint:
         if not self.distributed.is_main:
             return ""
         self.folder.mkdir(parents=True, exist_ok=True)
+        self.remove(self.partial)  # a killed run left it, perhaps as a folder of shards
         return write_state(state, self.partial) + ".pt"
 
     def commit(self, name: str) -> None:
@@ -112,6 +117,10 @@ class Checkpoint:
             if path not in kept:
                 self.remove(path)
 
+    def when_complete(self, report: Any) -> None:
+        """Call `report` when the last save is complete: it is, if `save` raised no error."""
+        report()
+
     def close(self) -> None:
         """Wait for what is still being written, also after an error."""
 
@@ -128,12 +137,13 @@ class Checkpoint:
             saved = self.find("last")
         except NoCheckpoint:
             return False
-        for name, value in self.must_match.items():
-            saved_value = saved["must_match"].get(name)
-            if saved_value != value:
-                what = f"{name} was {saved_value} in the checkpoint and is {value} now"
-                remedy = "restore the settings of the run, or start a new one"
-                raise UserError(what, str(saved["path"]), remedy)
+        with self.using(saved["path"]):
+            for name, value in self.must_match.items():
+                saved_value = saved["must_match"].get(name)
+                if saved_value != value:
+                    what = f"{name} was {saved_value} in the checkpoint and is {value} now"
+                    remedy = f"restore its settings, or go back to {version_of(self.folder.parent)}"
+                    raise UserError(what, str(saved["path"]), remedy)
         if self.distributed.is_main:
             for path in self.candidates("last"):
                 if path.name > saved["path"].name:
@@ -146,38 +156,42 @@ class Checkpoint:
 
         The newest one is used if no best one is intact. Its tensors are in the file until they are
         copied; `path` is where it is. Rank 0 compares hashes for all ranks. Raises `UserError` if
-        there is none.
+        there is none, or if one cannot be read.
         """
         found = self.distributed.on_all_ranks(lambda: self._find_on_main(which))
-        path: Any = self.distributed.gather_objects(found.get("path"))[0]
-        return found or {**self.read(path), "path": path}
+        path: Any = self.distributed.gather_objects(found)[0]
+        return self.distributed.on_all_ranks(lambda: {**self.read(path), "path": path})
 
-    def _find_on_main(self, which: str) -> State:
-        """Return the checkpoint on rank 0, and nothing on other ranks."""
+    def _find_on_main(self, which: str) -> Path | None:
+        """Return the path of the checkpoint on rank 0, and nothing on other ranks."""
         if not self.distributed.is_main:
-            return {}
+            return None
         damaged = []
         for path in self.candidates(which):
-            try:
-                if self.is_intact(path):
-                    return {**self.read(path), "path": path}
-            except FileNotFoundError:
-                # A training that runs has removed it, after it saved a newer one.
-                return self._find_on_main(which)
-            except OSError:
-                pass  # the disk cannot read it
+            with self.using(path):
+                try:
+                    if self.is_intact(path):
+                        return path
+                except FileNotFoundError:
+                    if path in self.candidates(which):
+                        raise
+                    # A training that runs has removed it, after it saved a newer one.
+                    return self._find_on_main(which)
             damaged.append(path.name)
             note(f"skipped a damaged checkpoint: {path.name}")
         if damaged:
-            remedy = f"restore one into {self.folder}; folders need distributed=fsdp"
+            remedy = f"restore one into {self.folder}"
             raise UserError("no valid checkpoint", ", ".join(damaged), remedy)
         remedy = "continue it with `train --resume`, or name another run"
         raise NoCheckpoint("the run has no checkpoint yet", str(self.folder.parent), remedy)
 
     def candidates(self, which: str) -> list[Path]:
         """Return checkpoints, intact or not, in the order in which they are tried."""
-        newest_first = sorted(self.folder.glob("step-*"), reverse=True)
-        paths = [path for path in newest_first if self.NAME.fullmatch(path.name)]
+        names = []
+        with suppress(FileNotFoundError):
+            names = os.listdir(self.folder)  # `glob` finds nothing if it cannot read the folder
+        newest_first = sorted(filter(self.NAME.fullmatch, names), reverse=True)
+        paths = [self.folder / name for name in newest_first]
         if which == "best":
             paths.sort(key=is_marked_best, reverse=True)
         elif which != "last":
@@ -190,32 +204,48 @@ class Checkpoint:
 
     def read(self, path: Path) -> State:
         """Map a checkpoint. Raises `UserError` if another version of the code made it."""
-        state: State = read_plain(path, mmap=True)
-        number = state.get("format", FORMAT)  # a script's has none
-        if number != FORMAT:
-            what = f"the checkpoint has format {number}, this version reads {FORMAT}"
-            raise UserError(what, str(path), "use the version that made it")
+        with self.using(path):
+            state: State = read_plain(path, mmap=True)
+            number = state.get("format", FORMAT)  # a script's has none
+            if number != FORMAT:
+                what = f"the checkpoint has format {number}, this version reads {FORMAT}"
+                raise UserError(what, str(path), f"go back to {version_of(self.folder.parent)}")
         return state
 
     def remove(self, path: Path) -> None:
-        """Remove a checkpoint, or what was to become one."""
-        path.unlink(missing_ok=True)
+        """Remove a checkpoint, or what was to become one; of a link, the link alone."""
+        shutil.rmtree(path, ignore_errors=True)  # a folder of shards
+        with suppress(OSError):
+            path.unlink()
 
     def restore(self, saved: State, names: Iterable[str]) -> None:
         """Restore these parts, in their order."""
-        state = self.complete({name: saved[name] for name in names}, saved["path"])
-        try:
+        with self.using(saved["path"]):
+            state = self.complete({name: saved[name] for name in names}, saved["path"])
             for name, values in state.items():
                 # What a part keeps must not point into a file that is deleted later.
                 if name != "model":
                     values = tree_map_only(Tensor, copied, values)
                 self.parts[name].load_state_dict(values)
-        except RuntimeError as error:
+
+    @contextmanager
+    def using(self, path: Path) -> Iterator[None]:
+        """Raise `UserError` if the block cannot read a checkpoint, or cannot use its content.
+
+        An error of reading may pass: the checkpoint is not damaged, and no older one replaces it.
+        """
+        try:
+            yield
+        except UserError:
+            raise
+        except Exception as error:  # of any part, from any value
             # PyTorch prints a page of names.
-            said = " ".join(str(error).split())
-            what = f"the checkpoint does not fit the model ({said[:SHOWN]}…)"
-            remedy = "restore model.py and its settings, or start a new run"
-            raise UserError(what, str(saved["path"]), remedy) from error
+            said = " ".join(f"{type(error).__name__}: {error}".split())
+            what = f"cannot use the checkpoint ({said[:SHOWN]})"
+            remedy = f"restore model.py, or go back to {version_of(self.folder.parent)}"
+            if isinstance(error, OSError):
+                remedy = "try again; folders need distributed=fsdp"
+            raise UserError(what, str(path), remedy) from error
 
     def complete(self, state: State, path: Path) -> State:
         """Return a state with the tensors that are in other files: there are none."""

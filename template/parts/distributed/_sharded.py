@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 import warnings
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -29,7 +28,14 @@ from ..compute.group import TIMEOUT
 from ..errors import note
 from ..files import sync
 from .whole_checkpoint import Checkpoint as WholeCheckpoint
-from .whole_checkpoint import NotWritten, State, read_plain, short_hash, step_name, write_state
+from .whole_checkpoint import (
+    NotWritten,
+    State,
+    read_plain,
+    short_hash,
+    step_name,
+    write_state,
+)
 
 __all__ = ["Checkpoint", "NotWritten", "State", "read_plain", "step_name"]
 
@@ -51,6 +57,7 @@ class Checkpoint(WholeCheckpoint):
         super().__init__(*arguments, **parts)
         self._thread = ThreadPoolExecutor(max_workers=1)
         self._pending: Future[None] | None = None
+        self._report: Callable[[], None] | None = None
         self._group: Any = None
 
     def save(self, step: int, is_best: bool = False, wait: bool = True) -> None:
@@ -66,8 +73,19 @@ class Checkpoint(WholeCheckpoint):
         """Wait for the save before. All ranks raise an error of one."""
         pending = self._pending
         self._pending = None
+        report = self._report
+        self._report = None
         if pending is not None:
             self.distributed.on_all_ranks(pending.result)
+        if report is not None:
+            report()
+
+    def when_complete(self, report: Callable[[], None]) -> None:
+        """Call `report` now, or after the thread has written the last save."""
+        if self._pending is None:
+            report()
+        else:
+            self._report = report
 
     def close(self) -> None:
         if self._pending is not None:
@@ -100,17 +118,26 @@ class Checkpoint(WholeCheckpoint):
             saving.result()
         except CheckpointException as error:
             raise next(iter(error.failures.values()))[0] from error
-        # The library counts ranks from 1.
-        mine = self.partial.glob(f"shard-{self.distributed.rank + 1:05}-*")
-        parts: list[Any] = [None] * self.distributed.world
-        dist.all_gather_object(parts, {path.name: short_hash(path) for path in mine}, self._group)
         hashes: dict[str, str] = {}
+        parts: list[Any] = [None] * self.distributed.world
+        dist.all_gather_object(parts, self._hash_mine(), self._group)
         for part in parts:
+            if isinstance(part, OSError):
+                raise part
             hashes |= part
         if self.distributed.is_main:
             hashes[STATE] = write_state(state, self.partial / STATE)
             sync(self.partial)
         return hash_of_files(hashes)
+
+    def _hash_mine(self) -> dict[str, str] | OSError:
+        """Return the hashes of this rank's files, or the error, for which no rank must wait."""
+        try:
+            # The library counts ranks from 1.
+            mine = self.partial.glob(f"shard-{self.distributed.rank + 1:05}-*")
+            return {path.name: short_hash(path) for path in mine}
+        except OSError as error:
+            return error
 
     def _clear(self) -> None:
         """Remove what a run left that was killed while it saved or removed a checkpoint."""
@@ -135,13 +162,9 @@ class Checkpoint(WholeCheckpoint):
 
     def remove(self, path: Path) -> None:
         """Remove a file or folder. A folder is renamed first: a half of it is no checkpoint."""
-        if not path.is_dir():
-            super().remove(path)
-            return
-        trash = path.with_name(f".trash-{path.name}")
-        if not path.name.startswith("."):
-            path = path.rename(trash)
-        shutil.rmtree(path, ignore_errors=True)
+        if path.is_dir() and not path.name.startswith("."):
+            path = path.rename(path.with_name(f".trash-{path.name}"))
+        super().remove(path)
 
     def complete(self, state: State, path: Path) -> State:
         """Return a state with this rank's rows of each sharded tensor.
@@ -156,7 +179,12 @@ class Checkpoint(WholeCheckpoint):
 
     def _read_shards(self, state: State, folder: Path) -> State:
         reader = dcp.HuggingFaceStorageReader(str(folder))
-        stored = reader.read_metadata().state_dict_metadata
+
+        def read_metadata() -> Any:
+            with self.using(folder):
+                return reader.read_metadata()
+
+        stored = self.distributed.on_all_ranks(read_metadata).state_dict_metadata
         tensors: dict[str, Any] = {}
 
         def prepare(key: str) -> None:
@@ -166,7 +194,11 @@ class Checkpoint(WholeCheckpoint):
         put_back(state, prepare)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.distributed is disabled")
-            dcp.load(tensors, storage_reader=reader)
+            try:
+                dcp.load(tensors, storage_reader=reader)
+            except CheckpointException as error:  # of any rank; all have it
+                (reason, _), *_ = error.failures.values()
+                raise OSError(str(reason)) from error
         completed: State = put_back(state, tensors.__getitem__)
         return completed
 

@@ -123,12 +123,13 @@ class Hook:
 
 def load_averages(checkpoint: Checkpoint, saved: State) -> None:
     """Copy the averages of a checkpoint into the model. Raises `UserError` if there are none."""
-    if "ema" not in saved["hooks"]:
+    if "ema" not in saved.get("hooks", ()):
         what = "the checkpoint has no averaged weights"
         remedy = "use --weights trained, or continue training with the extra ema"
         raise UserError(what, f"--weights {AVERAGED}", remedy)
     from ..engine.compute.filling import fill
 
-    state = checkpoint.complete(saved["hooks"]["ema"], saved["path"])
-    for name, parameter in checkpoint.parts["model"].named_parameters():
-        fill(parameter, state["averages"][name])
+    with checkpoint.using(saved["path"]):
+        state = checkpoint.complete(saved["hooks"]["ema"], saved["path"])
+        for name, parameter in checkpoint.parts["model"].named_parameters():
+            fill(parameter, state["averages"][name])

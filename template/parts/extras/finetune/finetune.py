@@ -59,6 +59,10 @@ class Finetune(Section):
     """Name patterns of the weights to freeze, for example [embedding.*, "*.bias"]. A phase can
     override the list. [] trains all weights."""
 
+    freeze_new: bool = False
+    """Allow to freeze weights that init_from does not have. They stay random, unless model.py loads
+    them."""
+
     phases: Trees = ()
     """Phases, trained in turn; `train --phase 1` trains one. Each lists the settings that differ
     from the others of this file: [{training.max_steps: 500, optimizer.learning_rate: 1.0e-4}].
@@ -71,10 +75,23 @@ class Hook:
     trials = False
 
     def initialize(self, run: Run) -> None:
-        """Load the weights of `finetune.init_from`, if it is set."""
+        """Load the weights of `finetune.init_from`, if it is set, and check what is frozen.
+
+        Raises `UserError` if a frozen weight is a new one, which nobody has trained.
+        """
         settings: Any = run.settings
+        project = run.project
+        new = [name for name, _ in project.model.named_parameters(remove_duplicate=False)]
         if settings.finetune.init_from:
-            run.notes.append(load_initial(run.project, settings.finetune.init_from))
+            note, new = load_initial(project, settings.finetune.init_from)
+            run.notes.append(note)
+        is_loaded = getattr(settings.model, "pretrained", "") or settings.finetune.freeze_new
+        for pattern in settings.finetune.freeze:
+            frozen = fnmatch.filter(new, pattern)
+            if frozen and not is_loaded:
+                what = f"'{pattern}' freezes weights that are new and stay random: {frozen[0]}"
+                remedy = f"set {INIT_FROM} to weights that have them, or finetune.freeze_new true"
+                raise UserError(what, "finetune.freeze", remedy)
 
 
 def freeze(model: nn.Module, patterns: Sequence[str]) -> Row:
@@ -102,8 +119,8 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> Row:
     return "frozen weights", "finetune.freeze", f"{frozen / total:.1%}", why
 
 
-def load_initial(project: Project, place: str) -> str:
-    """Load the weights in `place` into a new run's model; return a note on them.
+def load_initial(project: Project, place: str) -> tuple[str, list[str]]:
+    """Load the weights in `place` into a new run's model; return a note, and what stays new.
 
     Weights and buffers whose name and shape fit are loaded. Tensors of integers, such as the codes
     of categories, are not: they follow from the data.
@@ -113,12 +130,19 @@ def load_initial(project: Project, place: str) -> str:
     from ..engine.compute.filling import fill
 
     path, tensors = read_weights(place, project)
-    target = _floats(project.model.state_dict(keep_vars=True))
-    source = _floats(_renamed(tensors, target, getattr(project.model, "script_names", {})))
+    target = _numbers(project.model.state_dict(keep_vars=True))
+    source = _numbers(_renamed(tensors, target, getattr(project.model, "script_names", {})))
     fitting = []
     for name, tensor in source.items():
-        if name in target and target[name].shape == tensor.shape:
-            fill(target[name], tensor)
+        goal = target.get(name)
+        if goal is None or goal.is_complex() != tensor.is_complex():
+            continue
+        if goal.shape == tensor.shape:
+            try:
+                fill(goal, tensor)
+            except RuntimeError as error:
+                what = f"PyTorch cannot copy {name} from {tensor.dtype}"
+                raise UserError(what, f"{INIT_FROM} {path}", "save it as float32") from error
             fitting.append(name)
 
     filled = {id(target[name]) for name in fitting}  # a tied weight has two names
@@ -129,11 +153,16 @@ def load_initial(project: Project, place: str) -> str:
         remedy = f"it has {unused}; the model has {listed(target, new)}"
         raise UserError("no weight fits this model", f"{INIT_FROM} {path}", remedy)
     counts = f"{len(fitting)} tensors fit; new: {listed(target, new)}"
-    return f"weights of {path}: {counts}; unused: {unused}"
+    return f"weights of {path}: {counts}; unused: {unused}", new
 
 
-def _floats(tensors: Tensors) -> Tensors:
-    return {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
+def _numbers(tensors: Tensors) -> Tensors:
+    """Leave out whole numbers, such as codes."""
+    numbers = {}
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() or tensor.is_complex():
+            numbers[name] = tensor
+    return numbers
 
 
 def _renamed(tensors: Tensors, target: Tensors, layers: dict[str, str]) -> Tensors:
@@ -200,12 +229,15 @@ def _read_checkpoint(folder: Path, which: str, project: Project) -> tuple[Path, 
 
     checkpoint = Checkpoint(folder, project.distributed)
     state = checkpoint.find(which)
-    if which == "best" and BEST_OF_SCRIPT in state:  # a script does not mark names
-        for path in folder.glob(f"{step_name(state[BEST_OF_SCRIPT])}-*.pt"):
-            if checkpoint.is_intact(path):
-                state = {**checkpoint.read(path), "path": path}
     path = state["path"]
-    return path, _weights_in(checkpoint.complete({"model": state["model"]}, path), path)
+    with checkpoint.using(path):
+        if which == "best" and BEST_OF_SCRIPT in state:  # a script does not mark names
+            start = step_name(state[BEST_OF_SCRIPT])
+            for best in checkpoint.candidates("last"):
+                if best.name.startswith(start) and checkpoint.is_intact(best):
+                    path = best
+                    state = checkpoint.read(best)
+        return path, _weights_in(checkpoint.complete({"model": state["model"]}, path), path)
 
 
 def _weights_in(content: Any, path: Path) -> Tensors:
@@ -218,4 +250,22 @@ def _weights_in(content: Any, path: Path) -> Tensors:
     if not isinstance(content, dict):
         what = f"the file has a {type(content).__name__}, no weights"
         raise UserError(what, f"{INIT_FROM} {path}", "save the model's state_dict()")
-    return {name: value for name, value in content.items() if isinstance(value, Tensor)}
+    tensors = {}
+    for name, value in content.items():
+        if isinstance(name, str) and isinstance(value, Tensor):
+            tensors[name] = value
+            if not _is_plain(value):
+                what = f"the weight {name} is sparse, nested, quantized, without values or the like"
+                raise UserError(what, f"{INIT_FROM} {path}", "save it as a dense tensor")
+    return tensors
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether a tensor has a value for each place, as a weight has. One of FSDP is plain, too."""
+    import torch
+
+    is_plain_type = type(tensor) in (torch.Tensor, torch.nn.Parameter)
+    if not is_plain_type and not hasattr(tensor, "to_local"):
+        return False
+    is_dense = tensor.layout is torch.strided and not tensor.is_nested
+    return is_dense and not tensor.is_quantized and not tensor.is_meta

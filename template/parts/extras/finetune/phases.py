@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import UserError
 from ..engine.files import read_json, write_text
-from ..engine.runs import CONFIG
+from ..engine.runs import CONFIG, check_links
 
 if TYPE_CHECKING:
     from ..config import Settings
     from ..engine.compute.distributed import Distributed
+    from ..engine.run.checkpoint import Checkpoint
     from ..engine.run.session import Session
     from ..engine.settings.sources import Layer
 
@@ -72,31 +73,65 @@ class Phases:
 
         changed: what a resume changes of the settings.
         """
+        is_main = self.distributed.is_main
+        if is_main and (changed or not (folder / CONFIG).exists()):
+            write_text(folder / CONFIG, self.whole.to_yaml())
+        for phase in folder.glob("phase-*"):
+            check_links(phase)
+        last = self.only or len(self)
+        first = self._unfinished(folder, last)
+        if self.only and first < last:
+            step = self._status(folder, first).get("step", 0)
+            what = f"phase {first} is not finished"
+            raise UserError(what, f"{folder}, step {step}", "resume it first")
+
+        for number in range(first, last + 1):
+            gc.unfreeze()  # lets go of the model of the phase before
+            values = {"finetune.init_from": self._initial(folder, number), "finetune.phases": []}
+            settings = self.settings[number - 1].replaced(values, f"phase {number}")
+            session = self._train_phase(folder / f"phase-{number}", settings, train_run)
+            if not session.finished:
+                break
+        return session
+
+    def _unfinished(self, folder: Path, last: int) -> int:
+        """Return the phase to continue, at most the phase `last`.
+
+        It is the newest one with checkpoints, which needs none of those before it, or the next one.
+        If the last checkpoint of a finished phase is lost, the phase is completed again.
+        """
+        for number in range(last, 0, -1):
+            checkpoint = self._checkpoint(folder, number)
+            if not self._has_saved(checkpoint):
+                continue
+            if number == last:
+                return last
+            step = checkpoint.find("last").get("step")
+            status = self._status(folder, number)
+            is_finished = status.get("state") == "finished" and status.get("step") == step
+            return number + 1 if is_finished else number
+        return 1
+
+    def _initial(self, folder: Path, number: int) -> str:
+        """Return what a phase starts from: the last weights of the phase before it."""
+        if number == 1:
+            return str(self.whole.finetune.init_from)
+        if self._has_saved(self._checkpoint(folder, number)):
+            return str(folder / f"phase-{number - 1}")  # it continues, and reads nothing there
+        return str(self._checkpoint(folder, number - 1).find("last")["path"])
+
+    def _status(self, folder: Path, number: int) -> dict[str, Any]:
+        status = read_json(folder / f"phase-{number}" / "status.json")
+        return self.distributed.gather_objects(status)[0]
+
+    def _checkpoint(self, folder: Path, number: int) -> Checkpoint:
         from ..engine.run.checkpoint import Checkpoint
 
-        gather = self.distributed.gather_objects
-        if self.distributed.is_main and (changed or not (folder / CONFIG).exists()):
-            write_text(folder / CONFIG, self.whole.to_yaml())
-        last = self.only or len(self)
-        weights = self.whole.finetune.init_from
-        for number in range(1, last + 1):
-            phase = folder / f"phase-{number}"
-            status = gather(read_json(phase / "status.json"))[0]
-            is_finished = status.get("state") == "finished"
-            if number < last and self.only and not is_finished:
-                where = f"{folder}, step {status.get('step', 0)}"
-                raise UserError(f"phase {number} is not finished", where, "resume it first")
+        return Checkpoint(folder / f"phase-{number}" / "checkpoints", self.distributed)
 
-            if number == last or not is_finished:
-                gc.unfreeze()  # lets go of the model of the phase before
-                values = {"finetune.init_from": weights, "finetune.phases": []}
-                settings = self.settings[number - 1].replaced(values, f"phase {number}")
-                session = self._train_phase(phase, settings, train_run)
-                if not session.finished:
-                    break
-            checkpoint = Checkpoint(phase / "checkpoints", self.distributed).find("last")
-            weights = str(checkpoint["path"])
-        return session
+    def _has_saved(self, checkpoint: Checkpoint) -> bool:
+        has_saved = bool(checkpoint.candidates("last"))
+        return self.distributed.gather_objects(has_saved)[0]
 
     def _train_phase(
         self, folder: Path, settings: Settings, train_run: Callable[[Path, Settings], Session]

@@ -129,15 +129,27 @@ def find_training(name_or_path: str | Path | None = None) -> Path:
     if name_or_path:
         for folder in (RUNS / name_or_path, Path(name_or_path)):
             if is_run(folder):
-                return folder
+                return check_links(folder)
 
     newest_first = all_runs()[::-1]
     if not newest_first:
         raise UserError("no run yet", f"{RUNS}/", "start one with the command train")
     if not name_or_path:
-        return newest_first[0]
+        return check_links(newest_first[0])
     known = ", ".join(run.name for run in newest_first[:8])
     raise UserError(f"no run '{name_or_path}'", f"{RUNS}/", f"the newest runs are {known}")
+
+
+def check_links(run: Path) -> Path:
+    """Return the folder of a run; raise `UserError` if a link in it leads out of it.
+
+    A command would write through the link. A link to the whole folder is the owner's own.
+    """
+    top = f"{os.path.realpath(run)}{os.sep}"
+    for path in run.iterdir():
+        if not os.path.realpath(path).startswith(top):
+            raise UserError("a link leads out of the run", str(path), "copy what it names here")
+    return run
 
 
 def new_run(name: str | None = None) -> Path:
@@ -159,6 +171,11 @@ def new_run(name: str | None = None) -> Path:
         remedy = f"choose another name, or continue it with --resume {name}"
         raise UserError(f"run '{name}' exists already", f"{RUNS}/", remedy) from error
     return folder
+
+
+def version_of(run: Path) -> str:
+    """Name the version of the project that made a run, for an error."""
+    return f"its commit {read_json(run / 'env.json').get('git') or '(see env.json)'}"
 
 
 def write_status(run: Path, state: str, reason: str, step: int) -> None:

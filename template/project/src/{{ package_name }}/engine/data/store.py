@@ -22,6 +22,7 @@ import numpy as np
 
 from ..errors import UserError
 from ..files import digest, lock, read_json, sha256, sync, write_json
+from ..runs import version_of
 
 FORMAT = 5  # goes up when the manifest, an array or the fingerprint means something else
 MANIFEST = "manifest.json"
@@ -75,6 +76,10 @@ class Array:
             raise UserError(what, str(self.path), remedy) from None
 
 
+class Damaged(UserError):
+    """A manifest is not what `prepare` wrote, or there is none."""
+
+
 class Store:
     """A prepared data folder, opened for reading. Picklable: each worker maps the files itself."""
 
@@ -83,10 +88,11 @@ class Store:
         number = manifest.get("format", FORMAT)
         if number != FORMAT:
             what = f"the data are of format {number}, this project reads {FORMAT}"
-            raise UserError(what, str(path), AGAIN)
+            remedy = f"to continue a run, go back to {version_of(path.parent)}; else {AGAIN}"
+            raise UserError(what, str(path), remedy)
         # A flipped bit in JSON would be another number or name.
         if manifest.get("seal") != digest({**manifest, "seal": ""}):
-            raise UserError("the manifest is damaged", str(path), AGAIN)
+            raise Damaged("the manifest is damaged", str(path), AGAIN)
         self.folder = path.parent
         self.resident: dict[str, Any] = {}  # rows that a loader keeps on the device, by array
         self.manifest = manifest
@@ -100,7 +106,13 @@ class Store:
         for name, entry in manifest["arrays"].items():
             fields = dict(entry)
             file = fields.pop("file")
-            self.arrays[name] = Array(name, self.folder / file, **fields)
+            array = Array(name, self.folder / file, **fields)
+            self.arrays[name] = array
+            # Anybody can seal a manifest. An HDF5 file may be elsewhere, and checks its rows itself.
+            end = (array.offset or 0) + array.shape[0] * array.row_bytes
+            is_own = Path(file).name == file and end <= self.files[file]["bytes"]
+            if not is_own and not array.dataset:
+                raise Damaged(f"the manifest names other rows for {name}", str(path), AGAIN)
             # The path of an HDF5 file may change.
             places[name] = {**entry, "file": self.files[file]["sha256"]}
 
@@ -135,7 +147,7 @@ class Store:
         """
         entry = self.files[name]
         path = self.folder / name
-        if not path.exists() or path.stat().st_size != entry["bytes"]:
+        if not path.is_file() or path.stat().st_size != entry["bytes"]:
             what = "the file was cut, changed or removed"
         elif compare and sha256(path) != entry["sha256"]:
             what = "the stored data are damaged"
@@ -147,11 +159,16 @@ class Store:
         """Keep the manifest in the run's folder."""
         write_json(run / REMEMBERED, self.manifest)
 
-    @staticmethod
-    def was_synthetic(run: Path) -> bool:
-        """Whether a run was trained on synthetic data, or has no record of its data yet."""
-        manifest = read_json(run / REMEMBERED, source=dict)
-        return not manifest or manifest.get("source", {}).get("kind") == SYNTHETIC
+    @classmethod
+    def was_synthetic(cls, run: Path) -> bool:
+        """Whether a run was trained on synthetic data, or has no record of its data.
+
+        Raises `UserError` if another version of the project made the run.
+        """
+        try:
+            return bool(cls.remembered(run).source.get("kind") == SYNTHETIC)
+        except Damaged:
+            return True
 
     @classmethod
     def remembered(cls, run: Path) -> Store:

@@ -33,6 +33,7 @@ class Progress:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
+        sum(state.values())  # raises TypeError for one that is no number
 
     def judge(self, loss: float) -> bool:
         """Count a complete evaluation; return whether it is the best one, which is finite."""

@@ -329,19 +329,20 @@ class Run:
         self.meter.check()
         self.project.distributed.on_all_ranks(self._check_state)
         start_time = time.perf_counter()
+        step = self.step
         try:
-            is_best = self.step == self.progress.best_step
-            self.checkpoint.save(self.step, is_best, wait=self.should_stop)
+            is_best = step == self.progress.best_step
+            self.checkpoint.save(step, is_best, wait=self.should_stop)
         except NotWritten as error:
             if self.should_stop:
                 raise
             self.log.line(f"note: {error}; training continues, the next checkpoint tries again")
             return
 
-        self.saved_step = self.step
+        self.saved_step = step
         seconds = time.perf_counter() - start_time
         self.meter.exclude(seconds)
-        self.log.event(self.step, "checkpoint", seconds=seconds)
+        self.checkpoint.when_complete(lambda: self.log.event(step, "checkpoint", seconds=seconds))
 
     def _check_state(self) -> None:
         """Raise `UserError` if a tensor of the state is not finite any more (host sync)."""
