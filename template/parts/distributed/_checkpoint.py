@@ -242,9 +242,9 @@ class Checkpoint:
             # PyTorch prints a page of names.
             said = " ".join(f"{type(error).__name__}: {error}".split())
             what = f"cannot use the checkpoint ({said[:SHOWN]})"
-            remedy = f"restore model.py, or go back to {version_of(self.folder.parent)}"
-            if isinstance(error, OSError):
-                remedy = "try again; folders need distributed=fsdp"
+            remedy = "try again; folders need distributed=fsdp"
+            if not isinstance(error, OSError):
+                remedy = f"restore model.py, or go back to {version_of(self.folder.parent)}"
             raise UserError(what, str(path), remedy) from error
 
     def complete(self, state: State, path: Path) -> State:
