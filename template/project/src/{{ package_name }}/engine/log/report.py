@@ -79,7 +79,8 @@ def write_report(folder: Path) -> list[tuple[str, str]]:
     """
     record = Record(folder)
     lines = summary(record)
-    changed = [row for row in record.environment.get("changed", []) if isinstance(row, list)]
+    rows = record.environment.get("changed", [])
+    changed = [tuple(row) for row in rows if isinstance(row, list)]
     header = ("setting", "value", "default", "from")
     with replacing(folder / "curves.png") as file:
         curves(record).savefig(file)
