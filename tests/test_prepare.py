@@ -3,6 +3,7 @@ silent."""
 
 import gzip
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,7 @@ REFUSED: dict[str, tuple[str | bytes, str, str]] = {
         "got 3: .*quotes",
     ),
     "empty": ("", "", "cannot read the file .Empty CSV"),
-    "a header alone": ("size,price\n", "", "no rows under the header"),
+    "a header alone": ("size,price\n", "", "a table without rows"),
     "one row": ("size,price\n1,2\n", "", "1 cannot be split into 1, 0, 0"),
     "only the target": ("price\n1\n2\n3\n", "", "no column besides the target"),
     "no target column": (
@@ -94,6 +95,11 @@ REFUSED: dict[str, tuple[str | bytes, str, str]] = {
         "two columns have one name, .*: size, size, colour, price: ",
     ),
     "no name": (with_column().replace("age", ""), "", "one has none: .*index=False"),
+    "a name that is seen twice": (
+        with_column().replace("age", "size\u200b"),
+        "",
+        "two columns have one name, .*: size, size, colour, price: ",
+    ),
     "a folder without tables": ("", "--input empty", "file in the folder: .*empty"),
     "endless row": (
         gzip.compress(with_column().encode() + 3_000_000 * b"9"),
@@ -177,6 +183,16 @@ def same_tables(folder: Path) -> dict[str, str]:
         "plain.csv": (plain.rstrip(), ""),
         "blank.csv": (("\n" + plain).replace("\n", "\r\n\r\n").encode("utf-8-sig"), ""),
         "utf-16.csv": (plain.encode("utf-16"), "--encoding utf-16"),
+        "excel.csv": ("\ufeffsep=;\r\n" + lines(columns(), ";").replace("\n", "\r\n"), ""),
+        "quoted sep.csv": ('"sep=\t"\n' + lines(columns(), "\t"), ""),
+        "comments.csv": ('# Monday, 6 May\n\n#"x" of 5" pipes\n' + lines(columns(), ";"), ""),
+        "other comments.csv": ("% from a, b, c, d\n// 2nd line\n" + plain, ""),
+        "ends.csv": (plain.replace("\n", ",\n"), ""),
+        "blank columns.csv": (lines(columns(), ";").replace("\n", ";;;\n"), ""),
+        "hidden.csv": (
+            plain.replace("size,age,colour", "\u200bsize,a\u00adge,\u00a0col\ufeffour"),
+            "",
+        ),
         "german.csv": (COMMAS, "--delimiter ; --decimal ,"),
         "packed.csv.gz": (gzip.compress(plain.encode()), ""),
         "quoted.csv": (lines(quoted)[:-2] + '\n"\n', ""),
@@ -268,6 +284,121 @@ def test_a_text_that_comes_late_has_its_row(tmp_path):
         refused, "'many' is not a finite number: table.csv, row 69001, column 'a': .*--category"
     )
     prepared(tmp_path, "tabular", lines(table), "--category a")
+
+
+NAMES = [f"c{row}" + 300 * "x" for row in range(300)]  # longer together than a block of a file
+HEADERS = {
+    "long.csv": [*NAMES, "code"],
+    "long.csv.gz": [*NAMES, "code"],
+    "lines.csv": ['"si\nze; (kg)"', '"age,\n (years)"', "code"],
+    "more lines.csv": [*(f'"{name}\r\n(kg)"' for name in NAMES), "code"],
+    "a long name.csv": [f'"{200_000 * "x"}"', "age", "code"],
+}
+
+
+def test_a_header_of_any_length_leaves_every_cell_a_text(tmp_path):
+    """Else `01` and `1` become one class."""
+    codes = ["01", "001", "010", "10"]
+    for path, names in HEADERS.items():
+        cells = [codes[row % 4] for row in range(80)]
+        rows = "".join("1;" * (len(names) - 1) + code + "\n" for code in cells)
+        content = (";".join(names) + "\n" + rows).encode()
+        packed = gzip.compress(content, 1) if path.endswith(".gz") else content
+        flags = "--task classification --target code"
+        assert prepare(tmp_path, "tabular", written(tmp_path, packed, path), flags).code == 0
+        assert sorted(store(tmp_path, "tabular").facts["target"]["classes"]) == sorted(codes)
+
+
+NO_HEADERS = {
+    "a title": ("Prices of May\n\n" + with_column(), "got 4.*as many cells as the header"),
+    "a header in a comment": (
+        "# " + lines({"price": [*range(ROWS)], "b": [*range(ROWS)]}).replace("price", "prize"),
+        "no column 'price': .*did you mean one of # prize",
+    ),
+    "a name that only rows lack": (
+        with_column().replace("\n", ",", 1) + "\n1,2,red,4\n",
+        "Expected .* columns, got",
+    ),
+    "cells without a name": (
+        with_column().replace("\n", ",9\n").replace(",9", ",", 1),
+        "one has none: size, age, colour, price, :",
+    ),
+    "a hidden sign in a flag": (with_column(), r"no column 'si.u200bze': .*one of size"),
+}
+
+
+def test_what_is_no_header_is_one_line(tmp_path):
+    for name, (content, says) in NO_HEADERS.items():
+        flags = "--drop si\u200bze" if "flag" in name else ""
+        one_error(prepare(tmp_path, "tabular", written(tmp_path, content), flags), says)
+
+
+def test_quotes_of_a_tsv_take_no_rows(tmp_path):
+    """Those around a cell are no part of it. Nothing closes the others, or a quote far below."""
+    table = columns(more=["red", "blue"] * 100)
+    right = {
+        "plain": table["more"],
+        "around": ['"red"', '"blue"'] * 100,
+        "inside": ['5" red', 'bl"ue"'] * 100,
+        "lines": ['"red\nor ""rose"""', "blue"] * 100,
+    }
+    for name, cells in right.items():
+        path = written(tmp_path, lines(table | {"more": cells}, "\t"), f"{name}.tsv")
+        assert prepare(tmp_path, "tabular", path, "", name).code == 0
+    values = [contents(tmp_path, "tabular", name)["facts"]["categories"][-1] for name in right]
+    assert values[0] == values[1]
+    assert [set(column["values"]) for column in values[2:]] == [
+        {'5" red', 'bl"ue"'},
+        {'red\nor "rose"', "blue"},
+    ]
+    wrong = {
+        "at once": ['"red', "blue"] * 100,
+        "far below": ['"red', *(["blue"] * 120), '"red', *(["blue"] * 78)],
+    }
+    for cells in wrong.values():
+        path = written(tmp_path, lines(table | {"more": cells}, "\t"), "open.tsv")
+        says = "an open quote: open.tsv, row 1, column 'more': quote the cell"
+        one_error(prepare(tmp_path, "tabular", path), says)
+
+
+# ---- damaged files -------------------------------------------------------------------------------
+
+
+def tables_without_rows(folder: Path) -> list[str]:
+    none = pa.table({"size": pa.array([], pa.float64()), "price": pa.array([], pa.float64())})
+    tables = {"rows": none, "columns": pa.table({}), "both": pa.table({"size": [1]}).select([])}
+    for name, table in tables.items():
+        pyarrow.parquet.write_table(table, folder / f"no {name}.parquet")
+        pyarrow.feather.write_feather(table, folder / f"no {name}.feather")
+    return sorted(path.name for path in folder.iterdir())
+
+
+def damaged(content: bytes) -> Iterator[bytes]:
+    """Cut, without bytes in the middle, and with others there."""
+    random = np.random.default_rng(0)
+    for place in random.integers(len(content), size=5):
+        yield content[:place]
+        yield content[:place] + bytes(40) + content[place + 40 :]
+        yield content[:place] + random.bytes(9) + content[place:]
+
+
+def test_empty_and_damaged_tables_are_one_line(tmp_path):
+    """No error ends the process, as reading beyond the end of a buffer does."""
+    for path in tables_without_rows(tmp_path):
+        one_error(prepare(tmp_path, "tabular", path), f"a table without rows: {path}")
+    table = pa.table(columns())
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet", row_group_size=50)
+    pyarrow.feather.write_feather(table, tmp_path / "a.feather", "uncompressed")
+    written(tmp_path, gzip.compress(with_column().encode()), "a.csv.gz")
+    for name in ("a.parquet", "a.feather", "a.csv.gz"):
+        codes = []
+        for content in (b"", b"no table, but a line", *damaged((tmp_path / name).read_bytes())):
+            result = prepare(tmp_path, "tabular", written(tmp_path, content, f"odd {name}"))
+            codes.append(result.code)
+            if result.code:
+                one_error(result, f"odd {name}")
+        assert codes[:2] == [2, 2]
+        assert set(codes) <= {0, 2}
 
 
 # ---- times ---------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Series and windows as people have them: jittered times, gaps, whole numbers as times. Nothing is
 taken for something else in silence."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,8 @@ from typing import Any
 import h5py
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute
+import pyarrow.csv
 import pyarrow.parquet
 import pytest
 import stocks
@@ -79,6 +82,87 @@ def test_years_with_months_are_months_if_a_flag_says_so(tmp_path):
     assert [str(time)[:10] for time in times[[0, -1]]] == ["1990-01-01", "2014-12-01"]
 
 
+def test_numbers_as_times_may_have_fractions_and_exponents(tmp_path):
+    """In texts and in a Parquet file. A number of another unit, and a time, have none of a unit."""
+    prepared(tmp_path, "timeseries", series(GRID))
+    expected = contents(tmp_path, "timeseries")
+    seconds = GRID.astype(int)
+    a = values(len(GRID))[:, 0]
+    numbers = {
+        "s": [f"{second}.0" for second in seconds],
+        "s ": [f"{second}.{row % 10}" for row, second in enumerate(seconds)],
+        "s  ": [f"{second:.9e}" for second in seconds],
+        "ms": [f"{second * 1000}.25" for second in seconds],
+        "ns": [f"{second * 10**9:.12e}" for second in seconds],
+    }
+    for unit, cells in numbers.items():
+        path = written(tmp_path, series(cells))
+        assert prepare(tmp_path, "timeseries", path, f"--time-format {unit}").code == 0
+        assert contents(tmp_path, "timeseries") == expected
+    for times, unit in ((seconds + 0.25, "s"), (1000.0 * seconds, "ms")):
+        pyarrow.parquet.write_table(pa.table({"date": times, "a": a}), tmp_path / "t.parquet")
+        assert prepare(tmp_path, "timeseries", "t.parquet", f"--time-format {unit}").code == 0
+        assert contents(tmp_path, "timeseries") == expected
+
+    pyarrow.parquet.write_table(pa.table({"date": GRID, "a": a}), tmp_path / "t.parquet")
+    refused = prepare(tmp_path, "timeseries", "t.parquet", "--time-format ms")
+    one_error(refused, "'2024-01-01 .* is not a time in the format ms: t.parquet, row 1")
+    path = written(tmp_path, series(seconds * 1000))
+    one_error(prepare(tmp_path, "timeseries", path, "--time-format s"), "in the format s: .*row 1")
+
+
+def test_times_have_all_an_offset_or_none(tmp_path):
+    """Also those of another block or file. Offsets may differ."""
+    plain = GRID.astype(str).tolist()
+    utc = [f"{time}+00:00" for time in plain]
+    local = [f"{time - np.timedelta64(5, 'h')}-05:00" for time in GRID]
+    prepared(tmp_path, "timeseries", series(plain))
+    expected = contents(tmp_path, "timeseries")
+    for cells in (utc, local, [*local[:500], *utc[500:]], [*utc[:9], plain[9] + "Z", *utc[10:]]):
+        prepared(tmp_path, "timeseries", series(cells))
+        assert contents(tmp_path, "timeseries") == expected
+
+    mixed = {
+        "in turns": ([*plain[:9], utc[9], *plain[10:]], "00:00' .*16:00:00.: .*row 10"),
+        "the first one": ([utc[0], *plain[1:]], "with an offset .*16:00:00.01:00.: .*row 2"),
+        "with a space": ([*plain[:9], f"{plain[9]} -05:00", *plain[10:]], "row 10, "),
+    }
+    for cells, says in mixed.values():
+        path = written(tmp_path, series(cells))
+        one_error(prepare(tmp_path, "timeseries", path), says, "give all times an offset, or none")
+    written(tmp_path / "parts", series(plain[:500]), "1.csv")
+    written(tmp_path / "parts", series(utc[500:]), "2.csv")
+    one_error(prepare(tmp_path, "timeseries", "parts"), "00:00' .*16:00:00.: parts/2.csv, row 1")
+
+
+HOURS = np.arange("2024-10-26T00", "2024-10-28T00", 3600, dtype="M8[s]")
+QUARTERS = np.arange("2024-10-26T00", "2024-10-28T00", 900, dtype="M8[s]")
+CLOCKS = "clocks go back: convert them to UTC, or add the offset, such as .01:00"
+# name: times, the row of the error, the remedy
+NOT_LATER: dict[str, tuple[Any, int, str]] = {
+    "an hour twice": (np.insert(HOURS, 27, HOURS[26]), 28, CLOCKS),
+    "four quarters twice": (np.insert(QUARTERS, 108, QUARTERS[104:108]), 109, CLOCKS),
+    "a day and its hours": ([time[:10] for time in HOURS.astype(str)], 2, "day is in another"),
+    "within a second": (np.arange(0, 9000, 250, "M8[ms]"), 2, "within one second, .*column none"),
+    "the newest first": (HOURS[::-1], 2, "sort the rows by time; .*--time-column none"),
+    "the newest quarter first": (QUARTERS[::-1], 2, "sort the rows. Local"),
+    "two rows exchanged": (HOURS[[0, 1, 5, 2, 3, 4]], 4, "sort the rows by time"),
+}
+
+
+def test_a_time_that_is_not_later_has_the_remedy_for_its_kind(tmp_path):
+    for times, row, remedy in NOT_LATER.values():
+        path = written(tmp_path, series(times))
+        says = f"is not later than the time before: table.csv, row {row}, column 'date': .*{remedy}"
+        one_error(prepare(tmp_path, "timeseries", path), says)
+    table = {"date": [str(time)[:10] for time in GRID], "time": [str(time)[11:] for time in GRID]}
+    path = written(tmp_path, lines(table | {"a": values(len(GRID))[:, 0].tolist()}))
+    says = (
+        "'00:00:00' is not a .* number: .*row 1, column 'time': .*join a time of day and its date"
+    )
+    one_error(prepare(tmp_path, "timeseries", path), says)
+
+
 BAD_TIMES = {
     "a format without a month": (series(GRID[::96]), "%Y/%d", "'2024-01-01.* %Y/%d: table.csv"),
     "a text among milliseconds": (
@@ -121,6 +205,29 @@ def test_more_neighbours_than_stocks_are_as_many_as_there_are(tmp_path):
     stocks.write_folder(tmp_path / "prices")
     assert stocks.prepare(tmp_path, "--neighbors", "100").code == 0
     assert stocks.store(tmp_path).facts["neighbors"] == 7
+
+
+def test_a_date_of_an_exchange_is_the_date_there(tmp_path):
+    """Midnight with an offset, which changes in summer, is a date; another time is none."""
+    stocks.write_folder(tmp_path / "prices")
+    assert stocks.prepare(tmp_path).code == 0
+    expected = contents(tmp_path, "graph")
+    clocks = {"ant": " 00:00:00-05:00", "bee": "T00:00+0900", "cat": " 00:00:00.000Z"}
+    for name, clock in clocks.items():
+        path = tmp_path / f"prices/{name}.csv"
+        dated = re.sub(r"(?m)^(20[\d-]+)", rf"\1{clock}", path.read_text())
+        path.write_text(re.sub("(-0[4-9]-.. 00:00:00)-05", r"\1-04", dated))
+    dog = tmp_path / "prices/dog.csv"
+    table = pyarrow.csv.read_csv(dog)
+    there = pyarrow.compute.assume_timezone(table["date"].cast(pa.timestamp("s")), "Asia/Tokyo")
+    pyarrow.parquet.write_table(table.set_column(0, "date", there), dog.with_suffix(".parquet"))
+    dog.unlink()
+    assert stocks.prepare(tmp_path).code == 0
+    assert contents(tmp_path, "graph") == expected
+
+    path = tmp_path / "prices/ant.csv"
+    path.write_text(path.read_text().replace(" 00:", " 16:"))
+    one_error(stocks.prepare(tmp_path), "'2020-01-01 16:00:00-05:00' is not a .*ant.csv, row 1")
 
 
 # ---- files of windows ----------------------------------------------------------------------------

@@ -119,7 +119,7 @@ def test_predictions_and_the_worst_rows_have_the_rows_of_the_file(tmp_path, monk
 def test_a_header_is_no_pair(tmp_path):
     """On the first line only."""
     pairs = "".join(f"{row}\t{row} again\n" for row in range(60))
-    header = "\ufeffEnglish\t french\r\n"
+    header = '\ufeff\u200bEnglish\t "french"\r\n'
     flags = "--source-key english --target-key French"
     made = {}
     for name, content in (("plain", pairs), ("odd", header + pairs), ("end", pairs + header)):
@@ -128,6 +128,21 @@ def test_a_header_is_no_pair(tmp_path):
         assert ("note: the first line of odd.tsv is a header: " in out) == (name == "odd")
         made[name] = contents(tmp_path, "seq2seq", name)
     assert made["plain"] == made["odd"] != made["end"]
+
+
+def test_quotes_of_a_csv_file_are_no_text(tmp_path):
+    """Doubled ones are an error; others may be those of a speaker, and a note."""
+    pairs = [f"{row}\t{row} again" for row in range(60)]
+    spoken = {'"Go!" she said\tgo': False, '5" or 6""\tinches': False, '"Go!"\t"Va !"': True}
+    for line, is_noted in spoken.items():
+        path = written(tmp_path, "\n".join([*pairs, line]), f"{len(line)}.tsv")
+        result = prepare(tmp_path, "seq2seq", path)
+        assert result.code == 0
+        assert ("has texts in quotes, which stay part of them" in result.err) == is_noted
+    for line in ('"He said ""go"""\tgo', 'go\t"""go"""', '"a ""b"""\t"c"'):
+        path = written(tmp_path, "\n".join([*pairs, line]))
+        says = "a text in the quotes of a CSV file, .*, line 61: write the texts without .*.jsonl"
+        one_error(prepare(tmp_path, "seq2seq", path), says)
 
 
 # ---- rare classes -------------------------------------------------------------------------------

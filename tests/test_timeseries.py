@@ -152,7 +152,7 @@ BAD: dict[str, tuple[str, str, str]] = {
     "a time twice": (
         with_line(20, LINES[19]),
         "",
-        "'2020-01-01 18:00:00' is not later .*row 20.*to the second.*--time-column none",
+        "'2020-01-01 18:00:00' is not later .*row 20.*clocks go back.*--time-column none",
     ),
     "an empty cell": (
         with_line(5, f"{FOUR},1,,3"),
@@ -169,6 +169,11 @@ BAD: dict[str, tuple[str, str, str]] = {
         GOOD,
         "--split 20,280,300",
         "no window fits into the 20 rows of the split train: --history",
+    ),
+    "a horizon beyond a split": (
+        GOOD,
+        "--horizon 151",
+        "the 150 rows of the split validation: --horizon: .*rows, or .*smaller --horizon",
     ),
 }
 

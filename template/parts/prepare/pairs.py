@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..engine.errors import UserError
+from ..engine.errors import UserError, note
 from ..texts import has_rows, lines, rows
+
+AROUND_NAMES = "\"' \u00a0\u200b\u2060\ufeff"  # quotes, spaces, and characters without width
+QUOTED = re.compile(r'"([^"]|"")*"')  # a whole cell, as a CSV file has it
 
 
 def read_texts(file: str, *keys: str) -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -27,12 +31,22 @@ def read_texts(file: str, *keys: str) -> Iterator[tuple[str, tuple[str, ...]]]:
 
 
 def cells(path: Path, keys: tuple[str, ...]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield (where, cells) of each line of a .tsv file, without a header."""
+    """Yield (where, cells) of each line of a .tsv file, without a header.
+
+    Quotes are part of a text. Raises `UserError` for a cell with the quotes of a CSV file.
+    """
     header = [key.lower() for key in keys]
     for number, line in lines(path):
+        where = f"{path}, line {number}"
         texts = line.split("\t")
-        names = [text.strip().lower() for text in texts[: len(keys)]]
+        names = [text.strip(AROUND_NAMES).lower() for text in texts[: len(keys)]]
         if number == 1 and names == header:
             print(f"note: the first line of {path} is a header: {line!r}")
-        else:
-            yield f"{path}, line {number}", tuple(texts)
+            continue
+        quoted = [text for text in texts if QUOTED.fullmatch(text)]
+        if any('""' in text[1:-1] for text in quoted):
+            what = "a text in the quotes of a CSV file, which would become part of it"
+            raise UserError(what, where, "write the texts without them, or as .jsonl")
+        if len(quoted) == len(texts):
+            note(f"{path} has texts in quotes, which stay part of them")
+        yield where, tuple(texts)

@@ -21,14 +21,16 @@ TINY = np.finfo(np.float32).tiny
 ROUNDING = 1e-13  # relative; sums of equal float64 numbers may be off by less
 JITTER = 0.2  # distances of rows may differ from the usual one by this fraction
 BEFORE_ALL = np.iinfo(np.int64).min // 2  # earlier than any time
-FIX = "fix it, or see --time-column, --drop, --missing and --decimal"
+FIX = "fix it, join a time of day and its date, or see --time-column, --drop, --missing, --decimal"
 NO_TIME = (
-    "fix it, or give the format, such as --time-format '%d.%m.%Y %H:%M', or the unit of whole "
-    "numbers, such as --time-format ms; see also --time-column, which may be none"
+    "fix it, or give the format, such as --time-format '%d.%m.%Y %H:%M', or the unit of numbers, "
+    "such as --time-format ms; give all times an offset, or none; or see --time-column"
 )
-SORT = (
-    "fill in missing times, sort the rows, and keep one per time (read to the second); if no "
-    "column is a time, `prepare` with --time-column none"
+SORT = "sort the rows by time; if no column is a time, `prepare` with --time-column none"
+REPEATED = (
+    "sort the rows. Local times repeat when clocks go back: convert them to UTC, or add the offset, "
+    "such as +01:00. If the time of day is in another column, join both. If rows are within one "
+    "second, `prepare` with --time-column none"
 )
 
 
@@ -127,11 +129,11 @@ def read_times(block: Block, name: str, last: int) -> np.ndarray:
     if name == "none":
         return last + 1 + np.arange(block.num_rows)
     times = block_times(block, name, NO_TIME).astype(np.int64)
-    is_wrong = np.diff(times, prepend=last) <= 0
-    if is_wrong.any():
-        row = int(is_wrong.argmax())
+    steps = np.diff(times, prepend=last)
+    if steps.min() <= 0:
+        row = int((steps <= 0).argmax())
         what = f"'{block.column(name)[row]}' is not later than the time before"
-        raise block.error(what, row, name, SORT)
+        raise block.error(what, row, name, REPEATED if steps[row] > -3600 else SORT)
     return times
 
 
@@ -207,9 +209,10 @@ def count_windows(
         end = bisect_left(first_targets, last - horizon + 1)
         count = max(end - bisect_left(first_targets, first), 0)
         if count == 0 and name != "test":
-            remedy = "give it more rows, or `prepare` with a smaller --history"
+            flag = "--horizon" if last - first < horizon else "--history"
+            remedy = f"give it more rows, or `prepare` with a smaller {flag}"
             what = f"no window fits into the {last - first} rows of the split {name}"
-            raise UserError(what, "--history", remedy)
+            raise UserError(what, flag, remedy)
         counts.append(f"{count:,} {name}")
     return counts
 

@@ -23,6 +23,8 @@ Flags = dict[str, Any]
 PRICES = ("open", "high", "low", "close")
 # One day of a stock; `date` counts days since 1970.
 ROW = [("date", "i8"), ("prices", "f8", (4,)), ("adjusted", "f8"), ("volume", "f8")]
+# A date of an exchange, such as `2024-01-31 00:00:00-05:00`, is another time in UTC.
+MIDNIGHT = r"[T ]00:00(:00(\.0+)?)?(Z|[+-]\d\d:?\d\d)\s*$"
 # Other names of columns, in lower case without spaces and underscores.
 NAMES = {"symbol": "ticker", "adjclose": "adjusted", "adjustedclose": "adjusted"}
 
@@ -94,9 +96,16 @@ def tickers_of(block: Block, column: dict[str, str], path: Path) -> tuple[np.nda
 def dates(block: Block, name: str) -> np.ndarray:
     """Return days since 1970 (rows,). Raises `UserError`, with the row, for an invalid date."""
     import numpy as np
+    import pyarrow as pa
+    import pyarrow.compute as pc
 
     from .times import block_times
 
+    column = block.columns[name]
+    if pa.types.is_timestamp(column.type) and column.type.tz:
+        block.columns[name] = pc.local_timestamp(column)
+    elif pa.types.is_string(column.type) and not block.source.style["time_format"]:
+        block.columns[name] = pc.replace_substring_regex(column, MIDNIGHT, "")
     remedy = "write it as 2024-01-31, or give the format, such as --time-format %d.%m.%Y"
     times = block_times(block, name, remedy)
     days = times.astype("M8[D]")

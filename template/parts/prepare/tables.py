@@ -7,7 +7,6 @@ rows, and an error can name the file, row, column and cell.
 from __future__ import annotations
 
 import csv
-import io
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -33,13 +32,25 @@ STRING = pa.string()
 MISSING = ["", "NA", "na", "nan", "NaN", "null", "NULL"]  # cells without a value
 # Other files of a folder are ignored.
 TABLE = re.compile(r"[^.].*\.(csv|tsv|parquet|pq|feather|arrow)(\.gz)?", re.IGNORECASE)
+# Characters that nobody sees, and that make equal names different.
+HIDDEN = re.compile("[\u00ad\u200b\u200e\u200f\u2060\ufeff]")
 UNREADABLE = (OSError, pa.ArrowException, ValueError, TypeError, LookupError)
+FIX_FILE = (
+    "copy or export it again; in a CSV file, check quotes, --delimiter, --encoding (such as "
+    "latin-1), and that each line has as many cells as the header"
+)
 
 # How files are written. Delimiter and decimal mark are detected in the first CSV file, unless they
 # are given.
 STYLE = ("delimiter", "decimal", "encoding", "missing", "time_format")
-SAMPLE_BYTES = 64 << 10  # from the beginning of a file
 DELIMITERS = ",;\t|"
+# What may be above a header: blank lines, Excel's `sep=;`, and comments. A comment above a row that
+# has a number or a time is a header itself.
+ABOVE = re.compile(
+    r'(?i)\ufeff*(\s*\n|"?sep=.*\n|(#|%|//).*\n'
+    r'(?!(.*[,;\t|])?["\s]*[-+.]?\d[-+.:/\deTZ "\r]*[,;\t|\n]))*'
+)
+csv.field_size_limit(BLOCK_BYTES)  # of a cell that is looked at to detect the decimal mark
 # Not `1,234`, whose comma may separate thousands.
 COMMA_NUMBER = re.compile(r"[+-]?(?![1-9]\d{0,2},\d{3}$)\d+,\d+([eE][+-]?\d+)?")
 
@@ -70,65 +81,74 @@ class Source:
             row = 0
             try:
                 for batch in tqdm(self._batches(path), path.name, leave=False, disable=None):
+                    batch.validate(full=True)  # a damaged one could end the process
                     block = Block(self, path, row, len(batch), columns_of(batch, path))
                     row += len(batch)
-                    if len(batch):
+                    if len(batch) and block.columns:
                         is_empty = False
                         yield block
             except UNREADABLE as error:
                 what = f"cannot read the file ({error})".partition("\n")[0]
-                remedy = "check --encoding (such as latin-1), --delimiter and quotes"
-                raise UserError(what, str(path), remedy) from error
+                raise UserError(what, str(path), FIX_FILE) from error
         if is_empty:
-            raise UserError("no rows under the header", str(self.path), "check --input")
+            raise UserError("a table without rows", str(self.path), "check --input")
 
     def _batches(self, path: Path) -> Iterable[pa.RecordBatch]:
         """Read a file by its ending; in a CSV file, every cell is a text."""
         ending = path.suffix.lower()
         if ending in (".parquet", ".pq"):
             file = parquet.ParquetFile(path, pre_buffer=False)
-            num_rows = BLOCK_CELLS // file.metadata.num_columns + 1
+            num_rows = BLOCK_CELLS // (file.metadata.num_columns + 1) + 1
             return file.iter_batches(num_rows, use_threads=False)
         if ending in (".feather", ".arrow"):
             reader = ipc.open_file(pa.OSFile(str(path)))
             return map(reader.get_batch, range(reader.num_record_batches))
 
-        header = self._read_header(path)
-        read = arrow_csv.ReadOptions(
-            use_threads=False, block_size=BLOCK_BYTES, encoding=self.encoding
-        )
+        read = self._read_header(path)
         parse = arrow_csv.ParseOptions(delimiter=self.style["delimiter"], newlines_in_values=True)
         convert = arrow_csv.ConvertOptions(
-            column_types=dict.fromkeys(header, STRING),
+            column_types=dict.fromkeys(read.column_names, STRING),
             null_values=self.missing,
             strings_can_be_null=True,
         )
         return arrow_csv.open_csv(path, read, parse, convert)
 
-    def _read_header(self, path: Path) -> list[str]:
-        """Return the header of a CSV file. Detect delimiter and decimal mark in the first one."""
-        with pa.input_stream(str(path)) as file:  # decompresses `.gz` files
-            content = file.read(SAMPLE_BYTES)
+    def _read_header(self, path: Path) -> arrow_csv.ReadOptions:
+        """Return where the rows of a CSV file begin, and the names of their columns.
+
+        Detect delimiter and decimal mark in the first file.
+        """
+        with pa.input_stream(path) as file:  # decompresses `.gz` files
+            content = file.read(BLOCK_BYTES)
         # Reading the table reports invalid characters.
-        text = content.decode(self.encoding, "replace").lstrip("\ufeff\r\n")
+        text = content.decode(self.encoding, "replace")
         if "\0" in text:
             remedy = "export a workbook as CSV; if it is text in UTF-16, add --encoding utf-16"
             raise UserError("a NUL byte, as in a binary file", str(path), remedy)
 
+        table = ABOVE.sub("", text, 1)
         style = self.style
         if not style["delimiter"]:
-            header = re.sub('"[^"]*"', "", text.partition("\n")[0])  # without quoted names
+            header = re.sub('"[^"]*"', "", table).partition("\n")[0]  # without quoted names
             style["delimiter"] = max(DELIMITERS, key=header.count)
-        lines = io.StringIO(text, "")
-        rows = list(csv.reader(lines, delimiter=style["delimiter"])) or [[]]
+        rows = csv.reader(table.splitlines(keepends=True), delimiter=style["delimiter"])
+        names = next(rows, [])
         if not style["decimal"]:
-            cells = [cell.strip() for row in rows for cell in row]
-            has_commas = style["delimiter"] != "," and any(map(COMMA_NUMBER.fullmatch, cells))
-            style["decimal"] = "," if has_commas else "."
+            style["decimal"] = "."
             if style["delimiter"] != ",":
+                cells = (cell.strip() for row in rows for cell in row)
+                if any(map(COMMA_NUMBER.fullmatch, cells)):
+                    style["decimal"] = ","
                 found = f"delimiter {style['delimiter']!r} and decimal mark {style['decimal']!r}"
                 print(f"note: {found} found in {path}")
-        return rows[0]
+        return arrow_csv.ReadOptions(
+            use_threads=False,
+            block_size=BLOCK_BYTES,
+            encoding=self.encoding,
+            skip_rows=text.count("\n") - table.count("\n"),
+            column_names=names,
+            skip_rows_after_names=1,
+        )
 
 
 # --- files
@@ -151,11 +171,14 @@ def find_files(path: Path) -> list[Path]:
 
 def columns_of(batch: pa.RecordBatch, path: Path) -> dict[str, pa.Array]:
     """Return the columns by name. Raises `UserError` if a name is empty, or that of two columns."""
-    names = [name.strip() for name in batch.schema.names]
-    columns = dict(zip(names, batch.columns, strict=True))
+    names = [" ".join(HIDDEN.sub("", name).split()) for name in batch.schema.names]
+    # A delimiter at the end of each line makes a column without a name and without cells.
+    while names and not names[-1] and batch[len(names) - 1].null_count == len(batch):
+        names.pop()
+    columns = dict(zip(names, batch.columns, strict=False))
     if len(columns) < len(names) or "" in columns:
         what = f"two columns have one name, or one has none: {', '.join(names)[:200]}"
-        remedy = "give each column its own name; if it is a pandas index, export index=False"
+        remedy = "name each column once; if it is a pandas index, export index=False"
         raise UserError(what, f"{path}, line 1", remedy)
     return columns
 
@@ -166,7 +189,7 @@ def place_of(name: str, names: Iterable[str], path: Path) -> int:
     if name in names:
         return names.index(name)
     similar = ", ".join(get_close_matches(name, names, n=5, cutoff=0))
-    raise UserError(f"no column '{name}'", str(path), f"did you mean one of {similar}?")
+    raise UserError(f"no column {name!r}", str(path), f"did you mean one of {similar}?")
 
 
 @dataclass(frozen=True)
@@ -192,7 +215,8 @@ class Block:
     def column(self, name: str) -> pa.Array:
         """Return times, or all else as stripped texts, with null for missing cells.
 
-        Raises `UserError` for a column of another type, such as lists.
+        Raises `UserError` for a column of another type, such as lists, and for a quote in a TSV
+        file that takes the next rows into its cell.
         """
         column = self._column(name)
         if pa.types.is_date(column.type) or pa.types.is_timestamp(column.type):
@@ -202,6 +226,11 @@ class Block:
         except pa.ArrowException as error:
             remedy = f"store one number, text or time per cell, or add --drop '{name}'"
             raise self.error(f"a cell of type {column.type}", 0, name, remedy) from error
+        if self.source.style["delimiter"] == "\t":
+            # A stray quote begins a cell that has all rows up to the next quote.
+            row = pc.index(pc.match_substring_regex(texts, r"(?s)\t.*\n|\n.*\t"), True).as_py()
+            if row >= 0:
+                raise self.error("an open quote", row, name, "quote the cell and double its quotes")
         is_missing = pc.is_in(texts, pa.array(self.source.missing))
         return pc.if_else(is_missing, None, texts)
 

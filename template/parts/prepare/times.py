@@ -1,6 +1,6 @@
 """Read a column of times.
 
-A format is `ISO`, a unit of whole numbers since 1970, or a text for strptime. It is never guessed:
+A format is ISO 8601, a unit of numbers since 1970, or a text for strptime. It is never guessed:
 01/02/2024 is a day in January or in February.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 import numpy as np
@@ -18,52 +18,55 @@ import pyarrow.compute as pc
 from .tables import Block
 
 ISO = "ISO 8601 (2024-01-31 16:00:00)"
+OFFSET = "ISO 8601 with an offset (2024-01-31 16:00:00+01:00)"
 UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}  # how many of them are a second
+YEAR_10_000 = 253_402_300_800  # in seconds since 1970; other units have larger numbers
 
-# Casts of Arrow, one after the other, each if it is possible. Its strptime is not used: it accepts
-# 31.02. as 2 March, and 24 as the year 24.
-CASTS = {
-    ISO: [pa.timestamp("us"), pa.timestamp("us", "UTC")],
-    **{unit: [pa.int64(), pa.timestamp(unit)] for unit in UNITS},
-}
+# Arrow's strptime is not used: it accepts 31.02. as 2 March, and 24 as the year 24.
+TYPES = {ISO: pa.timestamp("us"), OFFSET: pa.timestamp("us", "UTC")}
 
 
 def block_times(block: Block, name: str, remedy: str) -> np.ndarray:
-    """Return the times of a column (rows,) datetime64[s].
+    """Return the times of a column (rows,) datetime64[s], in UTC if they have offsets.
 
-    Raises `UserError` for a cell that is not a time in the format of `--time-format`.
+    Raises `UserError` for a cell that is not a time in the format of `--time-format`. Without that
+    flag, all times of a table have an offset if its first one has.
     """
     column = block.column(name)
-    time_format = block.source.style["time_format"] or ISO
-    times = read_times(column, time_format)
+    source = block.source
+    found = OFFSET if read_time(str(column[:1].cast("string")[0]), OFFSET) else ISO
+    time_format = source.style["time_format"] or source.flags.setdefault("iso", found)
+    if time_format in UNITS:
+        seconds = np.floor(block.parse(name) / UNITS[time_format])
+        times = pa.array(seconds, mask=~(np.abs(seconds) < YEAR_10_000))
+    else:
+        times = read_times(column, time_format)
     row = pc.index(times.is_null(), True).as_py()
     if row >= 0:
         cell = column[row].as_py() or ""
         raise block.error(f"'{cell}' is not a time in the format {time_format}", row, name, remedy)
-    return times.to_numpy(zero_copy_only=False)
+    return times.to_numpy(zero_copy_only=False).astype("M8[s]")
 
 
 def read_times(cells: pa.Array, time_format: str) -> pa.Array:
-    """Return times to the second, in UTC; null for missing and invalid cells.
+    """Return times; null for missing and invalid cells.
 
     cells: times, or texts that have the format.
     """
-    for kind in CASTS.get(time_format, []):
-        with suppress(pa.ArrowInvalid):
-            cells = cells.cast(kind)
-    if pa.types.is_string(cells.type):
-        times = [read_time(cell, time_format) for cell in cells.to_pylist()]
-        return pa.array(times, pa.timestamp("s"))  # in UTC, if a time has an offset
-    return cells.cast(pa.timestamp("s"), safe=False)
+    if not pa.types.is_string(cells.type):
+        return cells
+    with suppress(pa.ArrowInvalid, KeyError):
+        return cells.cast(TYPES[time_format])
+    times = [read_time(cell, time_format) for cell in cells.to_pylist()]
+    return pa.array(times, pa.timestamp("us"))  # in UTC, if a time has an offset
 
 
 def read_time(cell: Any, time_format: str) -> datetime | None:
     """Return the time in a cell, or None for a missing or unreadable cell."""
     try:
-        if time_format in UNITS:
-            return datetime.fromtimestamp(int(cell) // UNITS[time_format], UTC)
-        if time_format == ISO:
-            return datetime.fromisoformat(cell)
-        return datetime.strptime(cell, time_format)
-    except (TypeError, ValueError, OverflowError, OSError, re.error):
+        if time_format not in TYPES:
+            return datetime.strptime(cell, time_format)
+        time = datetime.fromisoformat(cell)
+    except (TypeError, ValueError, re.error):
         return None  # `re.error` is raised for a format that has a part twice
+    return time if bool(time.tzinfo) == (time_format == OFFSET) else None

@@ -102,6 +102,6 @@ def add_input(
         add(
             "--time-format",
             metavar="FORMAT",
-            help="format of times, such as %%d.%%m.%%Y, or the unit of whole numbers: s, ms, us or"
-            " ns (default: ISO 8601)",
+            help="format of times, such as %%d.%%m.%%Y, or the unit of numbers: s, ms, us or ns"
+            " (default: ISO 8601)",
         )
