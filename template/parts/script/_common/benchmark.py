@@ -2,25 +2,29 @@
 # Benchmark: optimizations on against off, in turns, on this machine.
 
 
-def benchmark(settings: Settings, each: bool) -> None:
-    """Print what all optimizations gain together, or each one alone."""
+def benchmark(settings: Settings, chosen: str) -> None:
+    """Measure what all optimizations gain together, each one alone, or the chosen one."""
     optimized = Trainer(settings)
     active = optimized.settings
     print_table(optimized.resolved)
     print(f"{settings.rounds} rounds of {settings.log_every} steps; median (range) of the rounds")
     off = replace(settings, **OFF)
-    if not each:
+    if chosen == "all":
         compare("all optimizations", optimized, Trainer(off))
         return
     del optimized
-    for name, value in OFF.items():
-        if getattr(active, name) != value and name != "expandable_segments":
-            alone = replace(off, **{name: getattr(active, name)})
-            compare(name, Trainer(alone), Trainer(off))
+    for name in OFF if chosen == "each" else [chosen]:
+        # A switch that is off is switched on, to measure it.
+        alone = Trainer(replace(off, **{name: getattr(active, name) or OFF[name] is False}))
+        if getattr(alone.settings, name) != OFF[name] and name != "expandable_segments":
+            compare(name, alone, Trainer(off))
 
 
 def compare(title: str, *trainers: Trainer) -> None:
-    """Print the times of steps of two trainers in turns, and what the first one gains."""
+    """Print the times of steps of two trainers in turns, and what the first one gains.
+
+    The times and the peak memory of all rounds are written to a file.
+    """
     steps = [trainer.steps() for trainer in trainers]
     rounds = []
     for _ in range(trainers[0].settings.rounds + 1):
@@ -31,6 +35,10 @@ def compare(title: str, *trainers: Trainer) -> None:
     if DEVICE.type == "cuda":
         memory_on, memory_off = measured[-1, :, 1]
         print(f"{title}: peak memory {memory_on:.2f} against {memory_off:.2f} GB")
+    folder = Path("benchmark_results")
+    folder.mkdir(exist_ok=True)
+    result = {"compared": title, "rounds": measured.tolist(), **vars(trainers[0].settings)}
+    write(folder / f"{datetime.now():%Y%m%d-%H%M%S-%f}.json", json.dumps(result).encode())
 
 
 def time_steps(trainer: Trainer, steps: Iterator) -> tuple[float, float]:

@@ -25,6 +25,16 @@ def make_checkpoint(trainer: Trainer) -> dict:
     }
 
 
+def names_not_finite(trainer: Trainer) -> set[str]:
+    """Return the tensors of the model and the optimizer that are not finite."""
+    return {
+        name
+        for state in [trainer.model.state_dict(), *trainer.optimizer.state.values()]
+        for name, value in state.items()
+        if not torch.as_tensor(value).isfinite().all()
+    }
+
+
 def restore(trainer: Trainer, checkpoint: dict) -> None:
     """Restore the model, the optimizer, the scaler, the progress and all random generators."""
     for name in PARTS:
@@ -61,12 +71,16 @@ def write(path: Path, content: bytes | memoryview) -> None:
 
 
 def save_checkpoint(trainer: Trainer, run: Path) -> None:
-    """Save a checkpoint. Keep the two newest and the best."""
+    """Save a checkpoint, unless something is not finite. Keep the two newest and the best."""
     trainer.check()
-    checkpoint = make_checkpoint(trainer)
-    checkpoint["metrics_size"] = (run / "metrics.jsonl").stat().st_size
+    broken = names_not_finite(trainer) - trainer.not_finite
+    if broken:
+        raise UserError(
+            f"{min(broken)} is not finite after step {trainer.progress.step}: check Model and "
+            "make_optimizer, or use a smaller --learning_rate, and --resume"
+        )
     buffer = io.BytesIO()
-    torch.save(checkpoint, buffer)
+    torch.save(make_checkpoint(trainer), buffer)
     content = buffer.getbuffer()
     digest = hashlib.sha256(content).hexdigest()[:16]
     folder = run / "checkpoints"
@@ -95,6 +109,22 @@ def load_checkpoint(folder: Path, pattern: str = "step-*.pt") -> dict:
     return {}
 
 
+def read_log(run: Path) -> Iterator[tuple]:
+    """Yield line, step, loss and split of each record in metrics.jsonl.
+
+    A damaged line has step 0 and no split, so that it costs nothing else.
+    """
+    for line in (run / "metrics.jsonl").read_bytes().splitlines():
+        try:
+            record = json.loads(line)
+            # A number that is too large for these types is damaged, too.
+            step = np.int32(record["step"])
+            yield line, step, np.float32(record["loss"]), record.get("split", "train")
+        except Exception:
+            print(f"note: not a record of a loss: {run}/metrics.jsonl: {line[:80]!r}")
+            yield line, 0, math.nan, ""
+
+
 def start_or_resume(trainer: Trainer, settings: Settings, run: Path) -> None:
     """Restore the newest checkpoint of the run, if any, and prepare its files."""
     metrics_file = run / "metrics.jsonl"
@@ -105,7 +135,12 @@ def start_or_resume(trainer: Trainer, settings: Settings, run: Path) -> None:
         restore(trainer, checkpoint)
         # Drop the records after the checkpoint, because the run writes them again.
         metrics_file.touch()
-        write(metrics_file, metrics_file.read_bytes()[: checkpoint["metrics_size"]])
+        kept = [
+            line + b"\n"
+            for line, step, _, split in read_log(run)
+            if step <= trainer.progress.step and split != "test"
+        ]
+        write(metrics_file, b"".join(kept))
     else:
         write(run / "settings.json", json.dumps(asdict(settings), indent=1).encode())
         write(metrics_file, b"")

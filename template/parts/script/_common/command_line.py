@@ -30,7 +30,11 @@ class Parser(argparse.ArgumentParser):
     """A parser whose errors are one line."""
 
     def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}: see --help")
+        # The third word of `unrecognized arguments: --widht=3` may resemble a flag.
+        similar = difflib.get_close_matches(
+            re.split("[ =]", message)[2].lower(), self._option_string_actions
+        )
+        raise UserError(f"{message}: see {', '.join(similar) or '--help'}")
 
 
 def make_parser() -> Parser:
@@ -38,8 +42,8 @@ def make_parser() -> Parser:
     parser = Parser(usage=__doc__, allow_abbrev=False, argument_default=argparse.SUPPRESS)
     add = parser.add_argument
     add("--resume", nargs="?", const="", help="resume the newest run, or this one")
-    text = "measure what all optimizations gain here together, or each of them alone"
-    add("--benchmark", nargs="?", const="all", choices=["all", "each"], help=text)
+    text = "measure what all optimizations gain here together, each of them alone, or this one"
+    add("--benchmark", nargs="?", const="all", choices=["all", "each", *OFF], help=text)
     add("--no-optimize", "--no_optimize", action="store_true", help="all optimizations off")
     add("--use-amp", "--use_amp", type=read_amp, dest="precision", help="0: fp32; 1: auto")
     comments = read_comments()
@@ -94,7 +98,7 @@ def main(arguments: list[str]) -> int:
         benchmarked = given.pop("benchmark", None)
         settings, run = read_settings(given)
         if benchmarked:
-            benchmark(settings, each=benchmarked == "each")
+            benchmark(settings, benchmarked)
             return 0
         return run_training(settings, run)
     except UserError as error:

@@ -84,9 +84,17 @@ def optimize_blocks(blocks: list[nn.Module], settings: Settings) -> None:
     """Checkpoint the activations of blocks, and compile block by block, which takes less time."""
     for block in blocks:
         if settings.gradient_checkpointing:
-            block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+            block.forward = partial(checkpointed, block.forward)
         if settings.compile != "off":
             block.compile(mode=settings.compile, dynamic=DYNAMIC_SHAPES)
+
+
+def checkpointed(forward: Any, *inputs: Any, **named: Any) -> Any:
+    """Run a forward whose activations are computed again in the backward pass.
+
+    It is a function of this file, because PyTorch compiles no block that calls `checkpoint` itself.
+    """
+    return checkpoint(forward, *inputs, use_reentrant=False, **named)
 
 
 def make_autocast(
@@ -116,3 +124,12 @@ def print_table(resolved: Resolved) -> None:
         state = {"True": "on", "False": "off"}.get(value, value)
         print(f"{name:28} {state:8} {resolved.reasons.get(name, comments[name])}")
     print("Change one with its flag, such as --fused 0; --no-optimize turns them off.")
+    device = "CPU, which has no TF32 and no cuDNN"
+    if DEVICE.type == "cuda":
+        gpu = torch.cuda.get_device_properties(DEVICE)
+        device = (
+            f"{gpu.name}, sm {gpu.major}.{gpu.minor}, {gpu.total_memory / 1e9:.0f} GB; "
+            f"TF32 {gpu.major >= 8 and resolved.active.precision != 'fp32'}, cuDNN benchmark "
+            f"{resolved.active.cudnn_benchmark}, deterministic {resolved.active.deterministic}"
+        )
+    print(f"device: {device}")

@@ -1,16 +1,11 @@
-def split_rows(split: str, num_rows: int, rounded: int = 0) -> list[int]:
-    """Return the row at which each split ends.
-
-    rounded: which fraction is rounded, besides that of test.
-    """
+def split_rows(split: str, num_rows: int) -> list[int]:
+    """Return the row at which each split ends."""
     try:
         train, validation, test = map(float, split.split(","))
         ends = np.cumsum([train, validation, test])
         if abs(ends[2] - 1) < 1e-6:  # fractions
             last = num_rows - round(num_rows * test)
             first = min(round(num_rows * train), last)
-            if rounded == 1:
-                first = last - round(num_rows * validation)
             ends = np.array([first, last, num_rows])
         if not 0 < ends[0] < ends[1] <= ends[2] <= num_rows or (ends % 1).any():
             raise ValueError

@@ -25,14 +25,15 @@ class Trainer:
         self.model.to(DEVICE)
         self.data.prepare(self.settings)
         self.optimizer = make_optimizer(self.model, self.settings)
-        precision = self.settings.precision
-        self.autocast, self.scaler = make_autocast(precision, self.data.batch_targets)
+        self.autocast, self.scaler = make_autocast(self.settings.precision, self.data.batch_targets)
         num_samples = len(self.data.splits["train"])
         step_size = settings.batch_size * settings.gradient_accumulation_steps
         self.step_size = min(step_size, num_samples)
         self.steps_per_epoch = math.ceil(num_samples / step_size)
         self.total_steps = settings.max_steps or settings.epochs * self.steps_per_epoch
         self.progress = Progress()
+        self.skipped_steps = 0  # in a row, by fp16
+        self.not_finite = names_not_finite(self)  # such as a mask of minus infinity
         # (step, name, value, samples) of each loss and gradient norm that is not checked yet
         self.unchecked: list[tuple] = []
 
@@ -66,8 +67,7 @@ class Trainer:
 
         # Update. The gradient of an incomplete last step is scaled by its number of samples.
         norm = self.update(step_targets / (len(samples) / self.step_size))
-        if not self.scaler.is_enabled():  # fp16 skips a step that overflows, which is no error
-            self.unchecked.append((step, "gradient norm", norm, samples))
+        self.unchecked.append((step, "gradient norm", norm, samples))
         return norm
 
     def update(self, num_targets: Tensor) -> Tensor:
@@ -110,11 +110,19 @@ class Trainer:
     def check(self) -> None:
         """Raise an error for the first loss or norm that is not finite. This waits for the GPU."""
         for step, name, value, samples in self.unchecked:
-            if not math.isfinite(value.item()):
+            is_right = math.isfinite(value.item())
+            if name == "gradient norm" and self.scaler.is_enabled():
+                # fp16 skips a step that overflows, and halves the scale of the loss. Many of them
+                # in a row are an error.
+                self.skipped_steps = 0 if is_right else self.skipped_steps + 1
+                is_right = self.skipped_steps < min(40, self.total_steps)
+                if self.skipped_steps == 10:
+                    print(f"warning: fp16 skipped 10 steps in a row, up to step {step}")
+            if not is_right:
                 raise UserError(
                     f"the {name} of step {step} is {value.item()}: training samples "
                     f"{samples[:64]}: check these samples, Model and compute_loss, "
-                    "or use a smaller --learning_rate"
+                    "or use a smaller --learning_rate or another --precision"
                 )
         self.unchecked.clear()
 

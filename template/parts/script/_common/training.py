@@ -85,7 +85,7 @@ def train(trainer: Trainer, run: Path, signals: list[int]) -> None:
         if is_last or step % evaluate_every == 0:
             metrics = trainer.evaluate("validation")
             log(run, {"step": step, "split": "validation", **metrics})
-            if metrics["loss"] < progress.best_loss:
+            if -math.inf < metrics["loss"] < progress.best_loss:
                 progress.best_loss = metrics["loss"]
                 progress.best_step = step
 
@@ -98,12 +98,12 @@ def train(trainer: Trainer, run: Path, signals: list[int]) -> None:
 
 def plot_curves(run: Path) -> None:
     """Draw the losses of metrics.jsonl."""
-    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    records = [*read_log(run)]
     figure = Figure()
     axes = figure.subplots()
-    for split in ("train", "validation"):
-        points = [(r["step"], r["loss"]) for r in records if r.get("split", "train") == split]
-        axes.plot(*zip(*points, strict=True), label=f"{split} loss")
+    for name in ("train", "validation"):
+        points = [(step, loss) for _, step, loss, split in records if split == name]
+        axes.plot(*zip(*points, strict=True), label=f"{name} loss")
     axes.legend()
     figure.savefig(run / "curves.png")
 
@@ -117,6 +117,8 @@ def run_training(settings: Settings, run: Path) -> int:
     reserved = lock(run)
     start_or_resume(trainer, settings, run)
     print_table(trainer.resolved)
+    if settings.warmup_steps > trainer.total_steps:
+        print("note: the warm-up is longer than the run: lower --warmup_steps, or train longer")
     progress = trainer.progress
     print(f"{run}: {DEVICE}, step {progress.step} of {trainer.total_steps}")
     train(trainer, run, signals)

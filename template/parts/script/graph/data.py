@@ -1,7 +1,8 @@
 PRICES = ["open", "high", "low", "close"]
 FEATURES = ["return", "range", "body", "size", "volume", "week", "month"]
 DAILY = {"return": 0, "range": 1, "volatility": 3}  # the feature with a target's daily value
-GAPS = ["", "na", "NA", "nan", "NaN", "null", "NULL", "None"]
+# A cell without a value, as other programs write it.
+GAP = re.compile("(?i)(na|n/a|nan|null|none)?")
 STILL = 1e-9  # a smaller variance, as a fraction of the sum of squares, is rounding
 
 
@@ -38,7 +39,8 @@ def read_stock(path: Path) -> Stock:
     for number, row in enumerate(rows, start=2):
         cells = dict(zip(names, row, strict=True))
         try:
-            dates.append(np.datetime64(cells["date"], "D"))
+            # The day where the stock trades, also if the cell has a clock and an offset.
+            dates.append(np.datetime64(datetime.fromisoformat(cells["date"]).date()))
             table.append([read_value(cells[name]) for name in [*PRICES, adjusted, "volume"]])
         except ValueError as error:
             raise UserError(f"{error}: {path}, row {number}: fix this row") from None
@@ -58,7 +60,7 @@ def read_stock(path: Path) -> Stock:
 def read_value(cell: str) -> float:
     """Return the number in a cell, NaN if there is none."""
     value = read_number(cell)
-    if math.isnan(value) and cell not in GAPS:
+    if math.isnan(value) and not GAP.fullmatch(cell):
         raise ValueError(f"'{cell}' is not a finite number")
     return value
 

@@ -14,6 +14,7 @@ In layers: N nodes, E edges, H heads, C units of a head, W units of the model.
 
 import argparse
 import csv
+import difflib
 import gzip
 import hashlib
 import inspect
@@ -27,6 +28,7 @@ import signal
 import sqlite3
 import sys
 import time
+import unicodedata
 import zlib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace

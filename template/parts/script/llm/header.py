@@ -12,6 +12,7 @@ Shapes: B blocks in a batch, T tokens, C width, H heads, D = C / H, V padded voc
 """
 
 import argparse
+import difflib
 import hashlib
 import inspect
 import io

@@ -15,7 +15,8 @@ class Settings(RunSettings):
     width: int = 128  # size of the vector of a token
     dropout: float = 0.0  # fraction of activations to drop; use 0.1 to 0.2 for many epochs
     init_from: str = ""  # folder of a run whose last weights the model starts from
-    phase: int = 0  # number of the phases of PHASES that are done or skipped
+    phase: int = 0  # train only this phase (1: the first), from the newest run; 0: all phases
+    phases_done: int = 0  # number of earlier phases; the script sets it
     # optimizer
     batch_size: int = 32  # blocks in a micro-batch; a larger one fills a GPU better
     schedule: str = "cosine"  # cosine after a linear warm-up, or onecycle

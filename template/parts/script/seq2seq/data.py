@@ -77,7 +77,7 @@ class Data:
         self.tokens = [np.array(side, np.int32) for side in tokens]
         self.offsets = np.array(offsets)  # (pairs + 1, 2)
 
-        train_end, validation_end, test_end = split_rows(settings.split, len(pairs), rounded=1)
+        train_end, validation_end, test_end = split_rows(settings.split, len(pairs))
         self.splits = {
             "train": range(train_end),
             "validation": range(train_end, validation_end),

@@ -14,6 +14,7 @@ Shapes: B pairs in a batch, S source and T target tokens, C width, H heads, V pa
 
 import argparse
 import ast
+import difflib
 import hashlib
 import inspect
 import io

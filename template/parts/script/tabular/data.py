@@ -1,5 +1,26 @@
+# A cell without a value, as other programs write it.
+GAP = re.compile("(?i)(na|n/a|nan|null|none)?")
+# A number with a unit, a currency or a decimal comma, which is no category.
+AMOUNT = r"""(?x)  # with spaces and comments
+    [-+−(~≈±]*  # signs
+    (([A-Z]{0,2}[$¢£¥\u20a0-\u20c0]|USD|EUR|GBP|CHF|JPY|CNY|INR|CAD|AUD|Rs\.?)[ ]?)?
+    [-+−]?(\d+|\d{1,3}([ ,.'’]\d{2,3})+)([.,]\d+)?
+    ([ ]?([$¢£¥\u20a0-\u20c0%‰°]\w*|USD|EUR|GBP|CHF|JPY|CNY|INR|CAD|AUD
+    |[kmµ]?g|t|lbs?|oz|[kcmµn]?m|mi|ft|in|ha|[mc]?l|m?s|sec|min|h|hrs?|d|yrs?|km/h|m/s|mph
+    |[kMG]?(W|Wh|Hz|V)|[kKMGT]i?B|mA|k?cal|k?J|[kh]?Pa|bar|mmHg|K|C|F|k|M|bn)[²³]?
+    |[ ][^\W\d]\S*)?[-)]?"""
+
+
+def spell(cell: str) -> float | str:
+    """Return what all spellings of a category share: 1 for 1.0 and True, not for 01 and 1E0."""
+    text = {"true": "1", "false": "0"}.get(cell.lower(), cell)
+    if re.fullmatch(r"[-+(−]?(?!0\d)[\d.,'’ ]{1,15}[-)]?", text):  # float64 has 15 digits
+        return read_number(text)
+    return text
+
+
 def read_table(settings: Settings) -> dict[str, np.ndarray]:
-    """Return each column by name: text if --category names it or most cells are, else float32."""
+    """Return each column by name: text if --category names it or most cells are, else numbers."""
     header, *rows = read_rows(Path(settings.data).expanduser())
     categories = [name.strip() for name in settings.category.split(",") if name]
     for name in categories:
@@ -9,15 +30,21 @@ def read_table(settings: Settings) -> dict[str, np.ndarray]:
         categories.append(settings.target or header[-1])
     table = {}
     for name, *cells in zip(header, *rows, strict=True):
-        numbers = [read_number(cell) for cell in cells]
-        is_category = name in categories or np.isnan(numbers).mean() > 0.5
+        values: list = [read_number(cell) for cell in cells]
+        is_text = np.isnan(values) & [not re.fullmatch(AMOUNT, cell) for cell in cells]
+        is_category = name in categories or is_text.mean() > 0.5
         for row, cell in enumerate(cells):
-            if not cell or (np.isnan(numbers[row]) and not is_category):
+            if not cell or (np.isnan(values[row]) and not is_category):
                 raise UserError(
                     f"cannot read '{cell}': {settings.data}, row {row + 2}, column '{name}': "
-                    "fix it, remove the row, or use --category"
+                    "write a number without unit or currency, remove the row, or use --category"
                 )
-        table[name] = np.array(cells) if is_category else np.array(numbers, np.float32)
+        for gap in {*filter(GAP.fullmatch, cells)}:
+            print(f"note: column '{name}' has cells '{gap}', which are a value like any other")
+        if is_category:
+            first: dict = {}
+            values = [first.setdefault(spell(cell), cell) for cell in cells]
+        table[name] = np.array(values)
     return table
 
 
@@ -32,17 +59,21 @@ def synthesize() -> dict[str, np.ndarray]:
 
 def standardize(values: np.ndarray, num_train: int) -> tuple[np.ndarray, list[float]]:
     """Return standardized values (N,), and the mean and standard deviation of training rows."""
+    # float32 is too coarse for a column such as Julian dates, whose values hardly differ.
+    if not abs(values.mean()) > 1e4 * values.std() > 0:
+        values = values.astype(np.float32)
     train = values[:num_train].astype(np.float64)
-    mean = np.float32(train.mean())
+    mean = values.dtype.type(train.mean())
     std = np.float32(train.std() if np.ptp(train) else 1.0)
-    return (values - mean) / std, [float(mean), float(std)]
+    return ((values - mean) / std).astype(np.float32), [float(mean), float(std)]
 
 
 def encode(values: np.ndarray, num_train: int) -> tuple[np.ndarray, list[str]]:
     """Return codes (N,) from 1, with 0 for values that no training row has, and their names."""
     # Sort whole numbers by size.
-    names = set(values[:num_train].tolist())
-    ordered = sorted(names, key=lambda name: (len(name) * name.isdecimal(), name))
+    ordered = sorted(
+        set(values[:num_train].tolist()), key=lambda name: (len(name) * name.isdecimal(), name)
+    )
     codes = {name: code for code, name in enumerate(ordered, start=1)}
     return np.array([codes.get(name, 0) for name in values.tolist()]), ordered
 
@@ -90,7 +121,7 @@ class Data:
         self.facts: dict = {}
         columns = {}
         for name, column in table.items():
-            prepare = standardize if column.dtype == np.float32 else encode
+            prepare = standardize if column.dtype.kind == "f" else encode
             columns[name], self.facts[name] = prepare(column[shuffle], first)
         self.arrays = {"target": self.check_target(columns.pop(target), target, settings.task)}
         self.stack_features(columns)

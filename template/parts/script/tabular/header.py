@@ -13,6 +13,7 @@ Shapes: B rows in a batch, F columns of numbers, C columns of categories, K clas
 
 import argparse
 import csv
+import difflib
 import gzip
 import hashlib
 import inspect
@@ -26,6 +27,7 @@ import signal
 import sqlite3
 import sys
 import time
+import unicodedata
 import zlib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace

@@ -2,21 +2,26 @@ def read_csv(path: Path) -> tuple[list[str], np.ndarray]:
     """Return the names of the columns and their values (N, C), oldest row first."""
     header, *rows = read_rows(path)
     values = []
-    previous_time = np.datetime64("-9999", "s")
-    for number, row in enumerate(rows, start=2):
-        # A time is ISO 8601 or a whole number. It only orders the rows, so its unit has no effect.
-        text = row[0]
+    previous_time: Any = None
+    for number, (text, *cells) in enumerate(rows, start=2):
         try:
-            row_time = np.datetime64(int(text) if text.isdecimal() else text, "s")
-            values.append([read_number(cell) for cell in row[1:]])
-            if not row_time > previous_time:
+            # A time is ISO 8601 or a number. It only orders the rows, so its unit has no effect.
+            row_time: Any = read_number(text)
+            if math.isnan(row_time):
+                row_time = datetime.fromisoformat(text if len(text) > 7 else f"{text}-01")
+            if number > 2 and not row_time > previous_time:
                 raise ValueError("the time does not increase")
-            if np.isnan(values[-1]).any():
-                raise ValueError("a cell is not a finite number")
-        except (ValueError, OverflowError) as error:
-            raise UserError(f"{error}: {path}, row {number}: fix this row") from None
+            values.append([read_number(cell) for cell in cells])
+            is_wrong = np.isnan(values[-1])
+            if is_wrong.any():
+                raise ValueError(f"'{cells[is_wrong.argmax()]}' is not a finite number")
+        except (ValueError, TypeError) as error:
+            raise UserError(
+                f"{error}: {path}, row {number}: fix this row; it needs one time later than the "
+                "row before, then numbers; an hour that comes twice needs its offset (02:30+01:00)"
+            ) from None
         previous_time = row_time
-    return header[1:], np.array(values, dtype=np.float32)
+    return header[1:], np.array(values)
 
 
 def synthesize() -> tuple[list[str], np.ndarray]:
@@ -29,13 +34,19 @@ def synthesize() -> tuple[list[str], np.ndarray]:
 
 def standardize(values: np.ndarray, num_train: int) -> tuple[np.ndarray, dict]:
     """Return the standardized values and their metadata. The scale comes from training rows."""
+    # float32 is too coarse for columns such as Julian dates, whose values hardly differ.
+    if not any(abs(column.mean()) > 1e4 * column.std() > 0 for column in values.T):
+        values = values.astype(np.float32)
     train_rows = values[:num_train].astype(np.float64)
-    mean = train_rows.mean(axis=0).astype(np.float32)
+    mean = train_rows.mean(axis=0).astype(values.dtype)
     std = train_rows.std(axis=0).astype(np.float32)
     std[np.ptp(train_rows, axis=0) == 0] = 1.0  # a constant column
-    fingerprint = hashlib.sha256(values.tobytes()).hexdigest()
-    facts = {"sha256": fingerprint, "mean": mean.tolist(), "std": std.tolist()}
-    return (values - mean) / std, facts
+    facts = {
+        "sha256": hashlib.sha256(values.tobytes()).hexdigest(),
+        "mean": mean.tolist(),
+        "std": std.tolist(),
+    }
+    return ((values - mean) / std).astype(np.float32), facts
 
 
 class Data:
@@ -63,7 +74,9 @@ class Data:
             self.splits[name] = range(first, end - settings.history - settings.horizon + 1)
             start = end
         if not (self.splits["train"] and self.splits["validation"]):
-            raise UserError(f"no window fits: --split {settings.split}: use a smaller --history")
+            raise UserError(
+                f"no window fits: --split {settings.split}: use a smaller --history or --horizon"
+            )
 
         series, self.facts = standardize(values, ends[0])
         self.series = torch.from_numpy(series)

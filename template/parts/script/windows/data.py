@@ -19,21 +19,23 @@ def open_windows(path: str | Path) -> list[h5py.Dataset]:
 class ChunkDataLoader:
     """Yields batches of an HDF5 file on the device, while a thread reads the next large chunk.
 
-        loader = ChunkDataLoader("train.h5", batch_size=128, chunk_size_gb=1.0, shuffle=True)
+        loader = ChunkDataLoader("train.h5", batch_size=128, chunk_size_gb="auto", shuffle=True)
         for epoch in range(10):
-            for numbers, (features, targets) in loader.batches(epoch):
+            for features, targets in loader:  # `len(loader)` batches
                 ...
 
     Every batch is new memory, in float32. The order depends on seed, epoch and `shuffle_block`
-    alone, so another chunk size gives the same batches.
+    alone, so another chunk size gives the same batches. `batches` begins at any epoch and batch.
+    chunk_size_gb: memory of a chunk. Two are on the device, or all rows if they fit into as much.
+    "auto" uses three quarters of the memory that is free at the first batch.
     """
 
     def __init__(
         self,
         hdf5_path: str | Path,
         batch_size: int,
-        chunk_size_gb: float = 1.0,
-        device: torch.device = DEVICE,
+        chunk_size_gb: float | str = "auto",
+        device: str | torch.device = DEVICE,
         shuffle: bool = False,
         drop_last: bool = False,
         rows: range | None = None,
@@ -46,19 +48,40 @@ class ChunkDataLoader:
         self.datasets = open_windows(hdf5_path)
         self.rows = rows or range(len(self.datasets[0]))
         self.batch_size = batch_size
-        self.device = device
+        self.device = torch.device(device)
         self.shuffle = shuffle
         self.drop_last = drop_last
         self.seed = seed
         self.shuffle_block = shuffle_block
         self.pin_memory = pin_memory
-        row_bytes = sum(dataset.nbytes // len(dataset) for dataset in self.datasets)
-        chunk_rows = int(chunk_size_gb * 1e9 / row_bytes)
-        self.is_resident = resident and len(self.rows) <= chunk_rows
+        self.chunk_size_gb = chunk_size_gb
+        self.resident = resident
         self.resident_chunk: list[Tensor] = []
+        self.chunk_rows = 0  # chosen at the first batch
+        self.next_epoch = 0
+
+    def __len__(self) -> int:
+        return math.ceil(len(self.order(0, 0)) / self.batch_size)
+
+    def __iter__(self) -> Iterator[list[Tensor]]:
+        """Yield the batches of an epoch without numbers; the next call begins the next epoch."""
+        for _, batch in self.batches(self.next_epoch):
+            yield batch
+        self.next_epoch += 1
+
+    def choose_size(self) -> None:
+        """Choose the rows of a chunk, and whether all rows stay on the device."""
+        row_bytes = sum(dataset.nbytes // len(dataset) for dataset in self.datasets)
+        two_chunks = 1e9  # bytes, on a CPU
+        if self.chunk_size_gb != "auto":
+            two_chunks = 2e9 * float(self.chunk_size_gb)
+        elif self.device.type == "cuda":
+            two_chunks = 0.75 * torch.cuda.mem_get_info(self.device)[0]
+        limit = int(two_chunks / row_bytes)
+        self.is_resident = self.resident and len(self.rows) <= limit
         # A chunk has whole batches, and nearly whole blocks.
-        block_rows = max(chunk_rows // shuffle_block, 1) * shuffle_block
-        self.chunk_rows = math.ceil(block_rows / batch_size) * batch_size
+        block_rows = max(limit // 2 // self.shuffle_block, 1) * self.shuffle_block
+        self.chunk_rows = math.ceil(block_rows / self.batch_size) * self.batch_size
 
     def batches(self, epoch: int = 0, start: int = 0) -> Iterator[tuple]:
         """Yield the batches of an epoch from number `start` on, to resume at any position."""
@@ -87,6 +110,8 @@ class ChunkDataLoader:
 
     def chunks(self, order: np.ndarray) -> Iterator[tuple]:
         """Yield numbers of samples, their places in a chunk, and the chunk's tensors."""
+        if not self.chunk_rows:
+            self.choose_size()
         if self.is_resident:
             if not self.resident_chunk:
                 _, chunk = self.read(np.arange(len(self.rows)))
@@ -184,10 +209,14 @@ def measure(dataset: h5py.Dataset, num_rows: int) -> tuple[list[float], list[flo
         count += len(values)
     mean, square = sums / count
     variance = (square - mean.square()).clamp(min=0)
+    path = dataset.file.filename
     if not variance.isfinite().all():
-        raise UserError(f"a training value is not a finite number: {dataset.file.filename}: fix it")
+        raise UserError(f"a training value is not a finite number: {path}: fix it")
     std = torch.where(square == 0, 1.0, variance.sqrt())  # 1 for a constant column
-    return (offset + mean).tolist(), std.tolist()
+    mean += offset
+    if dataset.dtype.itemsize > 4 and (mean.abs() > 1e4 * std).any():
+        raise UserError(f"float32 is too coarse for a column: {path}: subtract its mean")
+    return mean.tolist(), std.tolist()
 
 
 class Data:

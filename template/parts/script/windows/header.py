@@ -12,6 +12,7 @@ Shapes: N windows in the file, B in a batch, T rows of history, F features, H ta
 """
 
 import argparse
+import difflib
 import hashlib
 import inspect
 import io

@@ -18,6 +18,6 @@ class Settings(RunSettings):
     # optimizations
     chunk_loader: bool = True  # a thread reads many blocks at once, ahead of the step
     chunk_size_gb: float = 0.5  # memory of a chunk; up to two are on the host, and on the GPU
-    resident: bool = True  # training windows that fit into one chunk are read once, and stay
+    resident: bool = True  # training windows that fit into two chunks are read once, and stay
     num_workers: int = 0  # processes that read window by window, without the chunk loader
     allow_unsafe_dataloader: bool = True  # 0: no worker processes
