@@ -5,6 +5,7 @@ reads.
 """
 
 import functools
+import importlib
 import json
 import os
 import random
@@ -403,11 +404,16 @@ def test_a_damaged_checkpoint_is_none_of_the_two_newest(base, tmp_path):
     assert result_of(tmp_path) == whole("timeseries", base)
 
 
+def load_script(workload: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The module of a script, in this process."""
+    monkeypatch.syspath_prepend(str(script(workload)))
+    monkeypatch.delitem(sys.modules, "train", raising=False)
+    return importlib.import_module("train")
+
+
 @every_script
 def test_flags_and_the_environment(workload, monkeypatch):
-    sys.modules.pop("train", None)
-    monkeypatch.syspath_prepend(str(script(workload)))
-    import train
+    train = load_script(workload, monkeypatch)
 
     def read(words=""):
         return train.read_settings(train.parse(words.split()))[0]
@@ -425,7 +431,6 @@ def test_flags_and_the_environment(workload, monkeypatch):
         is_on = word in switched_on
         assert read().precision == ("auto" if is_on else "fp32"), word
         assert read().deterministic == read().pin_memory == is_on, word
-    sys.modules.pop("train", None)
 
 
 # --- its own tests
@@ -530,3 +535,21 @@ def losses_of_phases(cwd: Path) -> list[list[float]]:
         records = map(json.loads, path.read_text().splitlines())
         losses_by_phase.append([record["loss"] for record in records])
     return losses_by_phase
+
+
+def test_one_phase_alone_is_the_same_phase(tmp_path):
+    """`--phase 1` is what the command line says, and `--phase 2` begins where the newest run ends."""
+    project = shutil.copytree(script("llm"), tmp_path / "project")
+    main = '\nif __name__ == "__main__":'
+    replace(project / "train.py", main, PHASES + main)
+    words = words_of("llm", steps=30, accumulation=1)
+    for name in ("whole", "single"):
+        (tmp_path / name).mkdir()
+        prose(tmp_path / name / "data.file")
+    assert run_script(project, *words, cwd=tmp_path / "whole").code == 0
+    for phase in "123":
+        done = run_script(project, *words, "--phase", phase, cwd=tmp_path / "single")
+        assert done.code == 0, done.err
+    assert losses_of_phases(tmp_path / "single") == losses_of_phases(tmp_path / "whole")
+    done = run_script(project, *words, "--phase", "4", cwd=tmp_path / "single")
+    assert "error: there is no phase 4" in done.err

@@ -37,7 +37,7 @@ def compare(title: str, *trainers: Trainer) -> None:
         print(f"{title}: peak memory {memory_on:.2f} against {memory_off:.2f} GB")
     folder = Path("benchmark_results")
     folder.mkdir(exist_ok=True)
-    result = {"compared": title, "rounds": measured.tolist(), **vars(trainers[0].settings)}
+    result = {"compared": title, "measured": measured.tolist(), **vars(trainers[0].settings)}
     write(folder / f"{datetime.now():%Y%m%d-%H%M%S-%f}.json", json.dumps(result).encode())
 
 

@@ -37,6 +37,6 @@ def read_rows(path: Path) -> list[list[str]]:
         if len(row) != len(names):
             raise UserError(
                 f"{len(row)} cells for {len(names)} different column names: {path}, row {number}: "
-                "quote a cell with a comma; remove a last comma, and comments above the header"
+                "name columns once, quote commas in cells, remove a last comma and comments"
             )
     return rows

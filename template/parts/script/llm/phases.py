@@ -8,7 +8,8 @@ def run_phases(settings: Settings, run: Path) -> int:
     if settings.phase > 1 + settings.phases_done:  # a new run, which is no resumed one
         newest = max(Path("runs").glob("*/settings.json"), default=run).parent
         before = Path(settings.init_from or newest)
-        settings = next_phase(replace(settings, phases_done=settings.phase - 2), before)
+        while settings.phase > 1 + settings.phases_done:
+            settings = next_phase(settings, before)
     code = run_training(settings, run)
     while code == 0 and not settings.phase and settings.phases_done < len(PHASES):
         settings = next_phase(settings, run)

@@ -159,15 +159,14 @@ class Data:
 
     def prepare(self, settings: Settings) -> None:
         """Make the loaders of the splits."""
-        workers = settings.num_workers
         self.loaders = {
             split: DataLoader(
                 Rows(self.arrays, self.batch_size),
                 batch_size=None,
                 sampler=[],  # `batches` fills it
-                num_workers=workers,
+                num_workers=settings.num_workers,
                 pin_memory=settings.pin_memory,
-                prefetch_factor=settings.prefetch_factor if workers else None,
+                prefetch_factor=settings.prefetch_factor if settings.num_workers else None,
                 persistent_workers=settings.persistent_workers,
                 worker_init_fn=ignore_signals,
                 generator=torch.Generator(),  # separate, so that workers do not change dropout

@@ -17,8 +17,8 @@ def read_csv(path: Path) -> tuple[list[str], np.ndarray]:
                 raise ValueError(f"'{cells[is_wrong.argmax()]}' is not a finite number")
         except (ValueError, TypeError) as error:
             raise UserError(
-                f"{error}: {path}, row {number}: fix this row; it needs one time later than the "
-                "row before, then numbers; an hour that comes twice needs its offset (02:30+01:00)"
+                f"{error}: {path}, row {number}: fix this row: write date and clock in one cell, "
+                "with the offset if an hour comes twice (02:30+01:00), then numbers without a unit"
             ) from None
         previous_time = row_time
     return header[1:], np.array(values)

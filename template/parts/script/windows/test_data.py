@@ -47,6 +47,18 @@ def test_batches_may_be_kept() -> None:
     assert len({part.data_ptr() for part in kept}) == len(kept)
 
 
+def test_the_loader_is_iterable() -> None:
+    """Each loop is an epoch with an order of its own, in chunks whose size it chooses."""
+    path = make_data().path
+    loader = train.ChunkDataLoader(path, 50, chunk_size_gb="auto", shuffle=True)
+    epochs = [[features for features, _ in loader] for _ in range(2)]
+    assert [len(epoch) for epoch in epochs] == [len(loader)] * 2 == [36, 36]
+    for number, epoch in enumerate(epochs):
+        _, features = rows_of(loader.batches(epoch=number))
+        assert torch.equal(torch.cat(epoch), features)
+    assert len(train.ChunkDataLoader(path, 70, shuffle=True, drop_last=True)) == 25
+
+
 def test_a_dataloader_gives_the_same_batches() -> None:
     slow = make_data("--chunk_loader", "0")
     for (numbers, batch), (others, other) in zip(
