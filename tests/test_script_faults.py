@@ -371,7 +371,7 @@ def test_a_lever_without_effect_is_a_note_with_the_reason(tmp_path, monkeypatch)
     flags = ("--pin_memory", "0", "--compile", "default", "--precision", "tf32")
     done = train("timeseries", tmp_path, *flags, steps=1)
     assert "note: NUM_WORKERS has no effect: this script has no DataLoader" in done.out
-    assert "note: --compile has no effect: gains nothing for a single LSTM" in done.out
+    assert "note: --compile has no effect: the compiler gains nothing for an LSTM" in done.out
     assert "note: --precision has no effect: tf32 needs a GPU from sm 8.0" in done.out
 
 
@@ -382,7 +382,10 @@ def test_checkpointed_blocks_change_no_loss(workload, tmp_path):
     saving = tmp_path / "saving"
     assert_trained(train(workload, plain), plain)
     assert_trained(train(workload, saving, "--gradient_checkpointing"), saving)
-    if workload == "windows":  # the gradients of stretches of time add up in another order
+    if workload in (
+        "timeseries",
+        "windows",
+    ):  # the gradients of stretches of time add up in another order
         pairs = zip(losses(saving), losses(plain), strict=True)
         for (_, one), (_, other) in pairs:
             assert float.fromhex(one) == pytest.approx(float.fromhex(other), rel=1e-3)
@@ -407,7 +410,7 @@ def test_checkpointed_blocks_are_compiled(workload, tmp_path, monkeypatch):
     monkeypatch.setattr(
         torch.nn.Module, "compile", lambda block, mode, **options: compile_block(block, **options)
     )
-    flags = "--gradient_checkpointing --compile default".split()
+    flags = ["--gradient_checkpointing", "--compile", "default"]
     settings, _ = module.read_settings(module.parse([*words_of(workload, 1, 1), *flags]))
     trainer = module.Trainer(settings)
     assert (trainer.settings.compile, trainer.settings.gradient_checkpointing) == ("default", True)

@@ -94,12 +94,12 @@ TABULAR = Budget(67, 7, 38_700, 10.2, 350, 0, 0)
 # Everything switched on.
 LARGEST = Budget(120, 16, 91_700, 10.4, 360, 0, 0)
 SCRIPTS = {
-    "timeseries": Budget(8, 7, 7_330, 10.9, 400, 0, 0),
-    "tabular": Budget(8, 7, 7_980, 10.9, 400, 0, 0),
-    "windows": Budget(8, 7, 8_320, 10.9, 400, 0, 0),
-    "llm": Budget(8, 7, 7_520, 10.9, 400, 0, 0),
-    "seq2seq": Budget(8, 7, 8_410, 10.9, 400, 0, 0),
-    "graph": Budget(8, 7, 11_350, 10.9, 400, 0, 0),
+    "timeseries": Budget(8, 7, 7_900, 10.9, 400, 0, 0),
+    "tabular": Budget(8, 7, 8_610, 10.9, 400, 0, 0),
+    "windows": Budget(8, 7, 8_970, 10.9, 400, 0, 0),
+    "llm": Budget(8, 7, 8_050, 10.9, 400, 0, 0),
+    "seq2seq": Budget(8, 7, 8_800, 10.9, 400, 0, 0),
+    "graph": Budget(8, 7, 11_830, 10.9, 400, 0, 0),
 }
 
 

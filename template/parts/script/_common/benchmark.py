@@ -4,18 +4,18 @@
 
 def benchmark(settings: Settings, chosen: str) -> None:
     """Measure what all optimizations gain together, each one alone, or the chosen one."""
-    optimized = Trainer(settings)
-    active = optimized.settings
-    print_table(optimized.resolved)
+    resolved = Resolved(settings)
+    print_table(resolved)
     print(f"{settings.rounds} rounds of {settings.log_every} steps; median (range) of the rounds")
     off = replace(settings, **OFF)
     if chosen == "all":
-        compare("all optimizations", optimized, Trainer(off))
+        compare("all optimizations", Trainer(settings), Trainer(off))
         return
-    del optimized
     for name in OFF if chosen == "each" else [chosen]:
         # A switch that is off is switched on, to measure it.
-        alone = Trainer(replace(off, **{name: getattr(active, name) or OFF[name] is False}))
+        alone = Trainer(
+            replace(settings, **OFF | {name: getattr(resolved.active, name) or OFF[name] is False})
+        )
         if getattr(alone.settings, name) != OFF[name] and name != "expandable_segments":
             compare(name, alone, Trainer(off))
 

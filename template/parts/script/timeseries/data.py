@@ -91,8 +91,7 @@ class Data:
         if settings.resident:
             self.series = self.series.to(DEVICE)
         # All windows are one view (number, row, column).
-        length = self.history + settings.horizon
-        self.windows = self.series.unfold(0, length, 1).transpose(1, 2)
+        self.windows = self.series.unfold(0, self.history + settings.horizon, 1).transpose(1, 2)
         # With a list, each step would wait for the GPU.
         self.targets = torch.tensor(self.columns, device=DEVICE)
 

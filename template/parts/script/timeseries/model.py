@@ -7,6 +7,8 @@ class Model(nn.Module):
         self.targets = nn.Buffer(torch.tensor(data.columns), persistent=False)
         num_columns = data.series.shape[1]
         self.lstm = nn.LSTM(num_columns, settings.width, settings.depth, batch_first=True)
+        # A checkpointed LSTM saves memory in stretches of time, one after the other.
+        self.stretches = math.isqrt(settings.history) if settings.gradient_checkpointing else 1
         self.dropout = nn.Dropout(settings.dropout)
         self.head = nn.Linear(settings.width, settings.horizon * len(data.columns))
         self.linear = nn.Linear(settings.history, settings.horizon)
@@ -23,7 +25,9 @@ class Model(nn.Module):
 
         # On a CPU, the LSTM stays float32, because not every CPU supports half precision.
         with torch.autocast("cpu", enabled=False):
-            outputs, _ = self.lstm(change)
+            state = None
+            for stretch in change.tensor_split(self.stretches, 1):
+                outputs, state = self.lstm(stretch, state)
         hidden = self.dropout(outputs[:, -1].float())
         from_lstm = self.head(hidden).float().unflatten(1, (self.horizon, len(self.targets)))
 

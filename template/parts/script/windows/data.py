@@ -209,12 +209,12 @@ def measure(dataset: h5py.Dataset, num_rows: int) -> tuple[list[float], list[flo
         count += len(values)
     mean, square = sums / count
     variance = (square - mean.square()).clamp(min=0)
-    path = dataset.file.filename
     if not variance.isfinite().all():
-        raise UserError(f"a training value is not a finite number: {path}: fix it")
+        raise UserError(f"a training value is not a finite number: {dataset.file.filename}: fix it")
     std = torch.where(square == 0, 1.0, variance.sqrt())  # 1 for a constant column
     mean += offset
     if dataset.dtype.itemsize > 4 and (mean.abs() > 1e4 * std).any():
+        path = dataset.file.filename
         raise UserError(f"float32 is too coarse for a column: {path}: subtract its mean")
     return mean.tolist(), std.tolist()
 
@@ -226,10 +226,10 @@ class Data:
         self.path = os.path.expanduser(settings.data) if settings.data else synthesize()
         datasets = open_windows(self.path)
         features, targets = [dataset.shape for dataset in datasets]
-        num_rows, history, self.num_features = features
+        num_rows, self.history, self.num_features = features
         self.num_targets = targets[1]
         # Windows before a border are left out if they overlap in time with the first one after it.
-        purge = settings.purge if settings.purge >= 0 else history + self.num_targets - 1
+        purge = settings.purge if settings.purge >= 0 else self.history + self.num_targets - 1
         train_end, validation_end, test_end = split_rows(settings.split, num_rows)
         self.splits = {
             "train": range(train_end - purge),

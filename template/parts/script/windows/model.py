@@ -11,7 +11,8 @@ class Model(nn.Module):
         for name, values in data.scale.items():
             self.register_buffer(name, torch.tensor(values), persistent=False)
         self.lstm = nn.LSTM(data.num_features, settings.width, settings.depth, batch_first=True)
-        self.stretches = 6 if settings.gradient_checkpointing else 1
+        # A checkpointed LSTM saves memory in stretches of time, one after the other.
+        self.stretches = math.isqrt(data.history) if settings.gradient_checkpointing else 1
         self.dropout = nn.Dropout(settings.dropout)
         self.head = nn.Linear(settings.width, data.num_targets)
 
@@ -23,9 +24,8 @@ class Model(nn.Module):
         """Return standardized forecasts (B, H) for features (B, T, F)."""
         # On a CPU, the LSTM stays float32, because not every CPU supports half precision.
         with torch.autocast("cpu", enabled=False):
-            # A checkpointed LSTM saves memory only in stretches of time, one after the other.
             state = None
-            for stretch in ((features - self.mean) / self.std).chunk(self.stretches, 1):
+            for stretch in ((features - self.mean) / self.std).tensor_split(self.stretches, 1):
                 outputs, state = self.lstm(stretch, state)
         return self.head(self.dropout(outputs[:, -1].float())).float()
 
