@@ -295,9 +295,9 @@ def test_a_well_formed_checkpoint_of_wrong_types_is_one_line(tmp_path):
         except engine("errors").UserError:
             continue
         raise AssertionError((wrong, loaded))
-    for step in ("many", None, [1], {}):
+    for wrong in ("many", None, [1], {}):
         with pytest.raises(TypeError):
-            engine("run.progress").Progress().load_state_dict({"step": step})
+            engine("run.progress").Progress().load_state_dict({"step": wrong})
 
 
 def test_a_run_of_another_version_names_its_commit(tmp_path, monkeypatch):
