@@ -222,6 +222,11 @@ def test_the_newest_intact_one_wins_and_others_are_named(how, tmp_path, monkeypa
     assert not path.exists()
 
 
+def unmapped(*_: Any) -> None:
+    """What torch says."""
+    raise RuntimeError("unable to open file <x.pt> in read-only mode: Too many open files (24)")
+
+
 class Unreadable(io.RawIOBase):
     """A file that opens, and cannot be read."""
 
@@ -250,6 +255,7 @@ def test_an_error_of_reading_is_no_damage(tmp_path, monkeypatch):
     faults += [(files, "open", failing(number)) for number in numbers]
     faults += [(torch, "load", failing(number)) for number in numbers]
     faults += [(files, "open", lambda *_: io.BufferedReader(Unreadable()))]
+    faults += [(torch.UntypedStorage, "from_file", unmapped)]
     for owner, name, fault in faults:
         with monkeypatch.context() as patch:
             patch.setattr(owner, name, fault, raising=False)
@@ -257,6 +263,7 @@ def test_an_error_of_reading_is_no_damage(tmp_path, monkeypatch):
                 with pytest.raises((engine("errors").UserError, OSError)) as caught:
                     call()
                 assert owner is os or "cannot use the checkpoint" in str(caught.value)
+                assert owner is os or ": try again" in str(caught.value)
         assert sorted(tmp_path.iterdir()) == before
     assert best_step(tmp_path) == 2
     assert_content(tmp_path, 2)

@@ -190,8 +190,8 @@ class Checkpoint:
         names = []
         with suppress(FileNotFoundError):
             names = os.listdir(self.folder)  # `glob` finds nothing if it cannot read the folder
-        newest_first = sorted(filter(self.NAME.fullmatch, names), reverse=True)
-        paths = [self.folder / name for name in newest_first]
+        names = sorted(filter(self.NAME.fullmatch, names), reverse=True)  # the newest first
+        paths = [self.folder / name for name in names]
         if which == "best":
             paths.sort(key=is_marked_best, reverse=True)
         elif which != "last":
@@ -315,6 +315,8 @@ def read_plain(path: Path, mmap: bool = False) -> Any:
     except OSError:
         raise
     except Exception as error:  # a damaged file may raise any error
+        if str(error).startswith("unable to "):  # open or map the file
+            raise OSError(str(error)) from error
         what = "the file is not only tensors and plain values"
         remedy = (
             "it may run code, or is damaged: use another checkpoint, or the file of a state_dict()"

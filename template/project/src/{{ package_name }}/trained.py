@@ -64,7 +64,6 @@ def open_run(
     synthetic = Store.was_synthetic(folder)
     store = open_store(settings, synthetic) if needs_data else Store.remembered(folder)
     with checkpoint.using(saved["path"]):
-        step = saved["step"]
         if saved["must_match"].get("data") != store.fingerprint:
             what = "the run was trained on other data"
             remedy = "set --data.path to the data of the run, or prepare the same data again"
@@ -77,7 +76,7 @@ def open_run(
         for module in discover("hooks", "load_averages"):
             module.load_averages(checkpoint, saved)
     project.wrapped.eval()  # and what it wraps; `evaluate` restores the mode of the wrapper
-    return project, step
+    return project, saved.get("step")
 
 
 def load_run(run: str | Path | None = None, checkpoint: str = "best") -> Any:
