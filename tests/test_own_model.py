@@ -52,3 +52,34 @@ def test_own_tests_find_a_model_without_the_mask(tmp_path):
     done = run_pytest(project, "-k", "padding", "tests")
     assert done.code == 1, done.out
     assert "1 failed" in done.out
+
+
+# Where the owner's code runs, and how it sets the precision there, by PyTorch's older and newer
+# settings.
+BEFORE = "\n\nBEFORE = {name}\ndef {name}(*given):\n    {setting}\n    return BEFORE(*given)\n"
+PLACES = {
+    "import": "\n\n{setting}\n",
+    "build": BEFORE.replace("{name}", "build_model"),
+    "forward": BEFORE.replace("{name}", "forward").replace("= forward", "= Layer.forward")
+    + "Layer.forward = forward\n",
+}
+MATMUL = "torch.backends.cuda.matmul"
+SET = [
+    ("import", "torch.backends.fp32_precision = 'tf32'", False),
+    ("build", f"{MATMUL}.fp32_precision = 'tf32'", True),
+    ("build", f"{MATMUL}.allow_tf32 = True", True),
+    ("build", "torch.backends.mkldnn.matmul.fp32_precision = 'bf16'", False),
+    ("forward", f"{MATMUL}.fp32_precision = 'tf32'", False),
+]
+
+
+def test_a_model_may_set_the_precision_of_matmuls_by_any_of_pytorchs_settings(tmp_path):
+    """After a part of the project has set it by the older ones."""
+    for number, (place, setting, is_tf32) in enumerate(SET):
+        folder = tmp_path / str(number)
+        model = EXAMPLE + PLACES[place].format(setting=setting)
+        project = project_with(folder, model)
+        words = ("train", "--training.max_steps", "1", "--schedule.warmup_steps", "1")
+        said = check_run(project, *words, cwd=folder).out
+        (state,) = re.findall(r"TF32 in matmuls +(\w+)", said)
+        assert state == ("on" if is_tf32 else "off"), setting

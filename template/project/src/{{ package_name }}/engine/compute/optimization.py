@@ -183,8 +183,8 @@ def describe(
     """
     training = settings.training
     pinned = settings.data.pin_memory and distributed.device.type == "cuda"
-    tf32 = torch.backends.cuda.matmul.allow_tf32
-    matmuls = f"also in cuDNN; float32 matmul precision is {torch.get_float32_matmul_precision()}"
+    tf32 = torch.backends.cuda.matmul.fp32_precision == "tf32"
+    matmuls = f"also in cuDNN; float32 matmul precision is {matmul_precision()}"
     checkpointing = training.gradient_checkpointing
     accumulation = training.gradient_accumulation_steps
     deterministic = settings.reproducibility.deterministic
@@ -212,3 +212,15 @@ def describe(
             why += f": {reason}"
         described.append({"name": name, "state": str(state), "why": why})
     return described
+
+
+def matmul_precision() -> str:
+    """Return torch's word for the precision of float32 matmuls: highest, high or medium."""
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:  # model.py has set the newer `fp32_precision`
+        matmul = torch.backends.cuda.matmul
+        tf32 = matmul.fp32_precision == "tf32"
+        # Libraries that read the older setting would raise the same error.
+        matmul.allow_tf32 = tf32
+        return "high" if tf32 else "highest"
