@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from shlex import split
@@ -242,6 +243,87 @@ def test_too_little_memory_on_one_rank_ends_all_before_the_first_step(place):
     assert other.code == 2
     assert other.errors() == []
     assert list((folder / "runs").iterdir()) == []
+
+
+def failing(rank: int, error: Exception) -> Callable[[int], None]:
+    """In the second step, when the others wait for this rank's gradients."""
+
+    def put(this: int) -> None:
+        from my_training.engine.run.run import Run  # type: ignore[import-not-found]
+
+        real = Run.divisor
+
+        def divisor(self: Any) -> Any:
+            if this == rank and self.step == 1:
+                raise error
+            return real(self)
+
+        Run.divisor = divisor
+
+    return put
+
+
+NO_MEMORY = torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+FAILURES = [  # of a rank, and the reason that the run is given
+    (1, NO_MEMORY, "rank 1: out of GPU memory: train: try, in this order"),
+    (1, MemoryError(), "rank 1: out of memory: train: try, in this order"),
+    (1, ValueError("a bug"), "rank 1: ValueError: a bug"),
+    (0, NO_MEMORY, "out of GPU memory: train: try, in this order"),
+]
+
+
+@pytest.mark.parametrize("distributed", ["ddp", pytest.param("fsdp", marks=pytest.mark.full)])
+def test_the_reason_of_a_run_is_that_of_the_rank_that_failed(distributed, place):
+    """It and rank 0 say it, each in one line."""
+    workload = "tabular" if distributed == "ddp" else "llm"
+    project = render(workload=workload, distributed=distributed)
+    for rank, error, reason in FAILURES:
+        folder = place(workload)
+        words = flags(workload, 2)
+        results = run_ranks(project, "train", *words, cwd=folder, before=failing(rank, error))
+        assert status(folder)["reason"].startswith(reason), reason
+        assert results[0].errors()[0].startswith(f"error: {reason}")
+        assert "Traceback" not in results[1 - rank].err
+        assert len(results[1 - rank].err.splitlines()) < 3
+
+
+def alone_at_first(project: Path, folder: Path, number: int) -> Result:
+    """Rank 0 of two gets a signal while it waits for the other one, which does not come."""
+
+    def wait() -> None:
+        os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="2")
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
+        from my_training.engine.compute import group  # type: ignore[import-not-found]
+
+        join = group.Group._join
+
+        def joined(self: Any) -> None:
+            threading.Timer(0.3, os.kill, (os.getpid(), number)).start()
+            join(self)
+
+        group.Group._join = joined
+
+    return run(project, "train", *TABULAR, cwd=folder, before=wait)
+
+
+def test_a_signal_ends_a_rank_that_waits_for_another_one(place):
+    """At the start. In a training whose peer does not answer, the second one does."""
+    project = render(workload="tabular", distributed="ddp")
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        folder = place("tabular")
+        assert alone_at_first(project, folder, number).code == 128 + number
+        assert not list(folder.glob("runs/*"))
+
+    folder = place("tabular")
+    ranks = start_ranks(project, "train", *TABULAR, cwd=folder)
+    ranks[0].wait_for_rows(3)
+    ranks[1].kill(signal.SIGSTOP)
+    for _ in range(2):
+        ranks[0].kill(signal.SIGTERM)
+        time.sleep(0.2)
+    assert ranks[0].wait().code == 143
+    ranks[1].kill(signal.SIGCONT)
+    one_error(ranks[1].wait(), "another process of this run is gone")
 
 
 def full_disk(rank: int) -> None:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Callable
@@ -22,20 +24,31 @@ from torch import Tensor
 
 from ..errors import UserError
 from ..runs import RUNS, all_runs, is_run
+from ..signals import HANGUP, NUMBERS
 
 T = TypeVar("T")
 
 JOB = ".job"  # a file in a run's folder
 TIMEOUT = timedelta(minutes=10)  # for a rank that hangs; one that dies is noticed at once
+REASON = "reason"  # in the store: why the first rank that failed has ended
+# Seconds from a signal to the end of a process whose Python code does not run.
+PATIENCE = 2.0
+PATIENCE_TO_SAVE = 60.0
 
 
 class Group:
     """Rank, world size and device of this process, and its exchange with the others."""
 
+    store: Any = None  # of the processes that have met
+
     def __init__(self) -> None:
-        self.rank = number("RANK", 0)
         self.world = number("WORLD_SIZE", 1)
-        local_rank = number("LOCAL_RANK", 0)
+        self.rank = 0
+        local_rank = 0
+        # Without others, what an earlier launch left in the environment has no meaning.
+        if self.world > 1:
+            self.rank = number("RANK", 0)
+            local_rank = number("LOCAL_RANK", 0)
         if not 0 <= self.rank < self.world:
             what = "a rank must be below the number of processes"
             where = f"RANK={self.rank}, WORLD_SIZE={self.world}"
@@ -53,6 +66,7 @@ class Group:
             torch.cuda.set_device(self.device)
         self._vote: tuple[Any, Tensor] | None = None
         if self.world > 1:
+            hear_signals()
             self._join()
 
     def _join(self) -> None:
@@ -62,10 +76,11 @@ class Group:
             backend = "cpu:gloo,cuda:nccl"
         try:
             store = next(dist.rendezvous("env://", timeout=TIMEOUT))[0]
-            name = meet(store, self.rank, self.world)
+            store = dist.PrefixStore(meet(store, self.rank, self.world), store)
+            Group.store = store
             dist.init_process_group(
                 backend,
-                store=dist.PrefixStore(name, store),
+                store=store,
                 rank=self.rank,
                 world_size=self.world,
                 timeout=TIMEOUT,
@@ -168,7 +183,11 @@ class Group:
         NCCL waits for queued work, and for every rank of the host. A rank that failed alone would
         hang in it. torchrun ends the other processes when one ends, so it would wait, too.
         """
-        if sys.exc_info()[0] is not None and self.device.type == "cuda":
+        error = sys.exc_info()[1]
+        if error is not None and self.store is not None and not isinstance(error, RankGone):
+            with contextlib.suppress(RuntimeError):  # the process that has the store is gone
+                self.store.set(REASON, f"rank {self.rank}: {error_line(error)}")
+        if error is not None and self.device.type == "cuda":
             return
         if not dist.is_initialized():
             return
@@ -179,6 +198,71 @@ class Group:
             # those threads under the GIL. The pause lets them finish: torch 2.13 hung at times.
             time.sleep(0.1)
             dist.destroy_process_group()
+
+
+# --- ranks that fail, and signals
+
+
+class RankGone(UserError):
+    """Another rank has ended before this one."""
+
+
+def explain(error: BaseException | None) -> UserError | None:
+    """Return why another rank has ended, if that is why an exchange has failed."""
+    is_of_exchange = isinstance(error, dist.DistError) or "gloo" in str(error)
+    if Group.store is None or not is_of_exchange:
+        return None
+    with contextlib.suppress(RuntimeError, OSError):
+        # Of a store that is gone, torch would print a page.
+        address = (os.environ["MASTER_ADDR"], number("MASTER_PORT", 0))
+        socket.create_connection(address, PATIENCE).close()
+        Group.store.wait([REASON], timedelta(seconds=PATIENCE))
+        gone = RankGone(Group.store.get(REASON).decode())
+        gone.reported = number("RANK", 0) > 0  # the rank that failed and rank 0 say it
+        return gone
+    remedy = "its own output says why; `train --resume` continues from the newest checkpoint"
+    return RankGone("another process of this run is gone", "torch.distributed", remedy)
+
+
+def error_line(error: BaseException) -> str:
+    """Return the first line of an error, with its type unless it is a `UserError`."""
+    kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+    return kind + str(error).partition("\n")[0]
+
+
+def hear_signals() -> None:
+    """Let a signal end this process also while it waits for other ranks.
+
+    Python calls no handler while the main thread is in C++, so another thread is told of signals.
+    """
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer)
+    threading.Thread(target=_hear, args=(reader,), daemon=True).start()
+
+
+def _hear(reader: int) -> None:
+    """Start a timer for each signal. A training may save after its first one."""
+    count = 0
+    while True:
+        received = os.read(reader, 1)[0]
+        if received not in NUMBERS:
+            continue
+        if received != HANGUP:  # a terminal that closes may send it in addition
+            count += 1
+        training = getattr(signal.getsignal(received), "__self__", None)
+        if training is not None and count < 2:
+            timer = threading.Timer(PATIENCE_TO_SAVE, _end, (received, training))
+        else:
+            timer = threading.Timer(PATIENCE, _end, (received,))
+        timer.daemon = True
+        timer.start()
+
+
+def _end(received: int, training: Any = None) -> None:
+    """End this process, unless its training has noticed the signal."""
+    if training is None or not training.received:
+        os._exit(128 + received)
 
 
 def meet(store: Any, rank: int, world: int) -> str:

@@ -15,10 +15,6 @@ KNOWN = {
         "a block could not be compiled ({first}): compile.enabled: "
         "--compile.enabled false, or --compile.fullgraph false to compile what can be"
     ),
-    r"^torch\.distributed|gloo": (
-        "another process of this run is gone: {first}: "
-        "its own output says why; `train --resume` continues from the newest checkpoint"
-    ),
     "operations that require placement changes": (  # DTensor's words
         "this optimizer cannot update sharded weights: optimizer.name: "
         "choose adamw, or run `copier update --defaults -r :current: -d distributed=ddp`"

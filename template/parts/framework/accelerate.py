@@ -8,6 +8,7 @@ of targets.
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from accelerate import Accelerator
@@ -17,6 +18,9 @@ from torch import Tensor
 from .engine.compute.precision import mean_and_clip
 from .engine.run.run import Run
 from .optimizer import learning_rate
+
+# The variables by which launchers say how many processes there are.
+LAUNCHERS = ("LOCAL_RANK", "WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
 
 
 def prepare(run: Run) -> Accelerator:
@@ -31,7 +35,14 @@ def prepare(run: Run) -> Accelerator:
         # The loop accumulates by weight. `accelerate launch` cannot override a plugin.
         "gradient_accumulation_plugin": GradientAccumulationPlugin(num_steps=1),
     }
+    # What an earlier launch left there would let Accelerate wait for other processes.
+    environment = dict(os.environ)
+    if project.distributed.world == 1:
+        for name in environment:
+            if name in LAUNCHERS or name.startswith("ACCELERATE_"):
+                del os.environ[name]
     accelerator = Accelerator(**options)
+    os.environ.update(environment)
     # For evaluation, Accelerate does not wrap the model for several processes. The project has done
     # that already, and two wrappers would average twice.
     project.wrapped = accelerator.prepare_model(project.wrapped, evaluation_mode=True)

@@ -6,6 +6,11 @@ and errors are fast.
 
 from __future__ import annotations
 
+from .engine.signals import end, listen
+
+if __name__ == "__main__":
+    listen(end)  # a signal may come during the imports below
+
 import argparse
 import io
 import json
@@ -25,7 +30,6 @@ from .engine.plugins import names
 from .engine.run.explanations import explain
 from .engine.runs import prepare_process, project_root, typed_path
 from .engine.settings.sources import Layer, suggestion
-from .engine.signals import end, listen
 
 CONFIG = Path("config.yaml")
 TOGETHER = ("train", "evaluate")  # commands that can run in several processes

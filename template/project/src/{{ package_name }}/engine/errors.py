@@ -7,7 +7,8 @@ import re
 import sys
 from functools import cache
 
-RANK = os.environ.get("RANK", "0")
+# One process alone is rank 0: the rank of an earlier launch may be left in the environment.
+RANK = os.environ.get("RANK", "0") if os.environ.get("WORLD_SIZE", "1") != "1" else "0"
 # Of a URL: `user:password` before the @; what follows the `?`, without punctuation after the URL.
 SECRET = re.compile(
     r"(:/+)(?:[^/\s]*:\S*|[^/\s]*)(?=@)|((?::/+|@)[^\s?]*\?|\?[\w.-]+=)\S+?(?=\W*(?:\s|$))"

@@ -17,6 +17,7 @@ from types import FrameType
 NAMES = ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1")
 NUMBERS = [getattr(signal, name) for name in NAMES if hasattr(signal, name)]  # Windows has two
 HANGUP = getattr(signal, "SIGHUP", None)
+IMPORTING = "<frozen importlib._bootstrap>"  # the file of Python's own frames in an import
 
 
 def listen(handler: Callable[[int, FrameType | None], None]) -> None:
@@ -27,11 +28,20 @@ def listen(handler: Callable[[int, FrameType | None], None]) -> None:
 
 
 def end(number: int, frame: FrameType | None) -> None:
-    """End this process by an exception, so that unfinished files are removed."""
-    if number == signal.SIGINT:
-        raise KeyboardInterrupt
+    """End this process by an exception, so that unfinished files are removed.
+
+    While a module is imported, it ends at once, because libraries may swallow an exception there or
+    turn it into another one. A file that is unfinished then has a temporary name.
+    """
     if number == HANGUP:
         leave_terminal()
+    while frame is not None:
+        if frame.f_code.co_filename == IMPORTING:
+            sys.stdout.flush()
+            os._exit(128 + number)
+        frame = frame.f_back
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
     sys.exit(128 + number)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -26,11 +27,15 @@ def explain(
     memory = missing_memory(error)
     if memory:
         return out_of_memory(memory, settings, command)
-    if "remedies" in names("engine.run"):
+    explained: UserError | None = None
+    group = sys.modules.get(f"{PACKAGE}.engine.compute.group")  # of several processes
+    if group is not None:
+        explained = group.explain(error)
+    if explained is None and "remedies" in names("engine.run"):
         remedies = import_module(f"{PACKAGE}.engine.run.remedies")
-        explained: UserError | None = remedies.explain(error, command)
-        if explained is not None:
-            return explained
+        explained = remedies.explain(error, command)
+    if explained is not None:
+        return explained
     if isinstance(error, OSError) and error.strerror and not isinstance(error, BrokenPipeError):
         remedy = "check the path, its permissions and the free space"
         return UserError(str(error), command, remedy)
