@@ -31,6 +31,20 @@ def test_a_healthy_machine_exits_with_0_and_shows_what_is_set(tmp_path):
     assert "float32 matmul precision is highest" in done.out
 
 
+def test_the_size_of_compiled_code_is_shown(tmp_path, monkeypatch):
+    """It is kept in the project, unless the environment names another folder."""
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    other = tmp_path / "other"
+    for folder in (tmp_path / ".cache/inductor", other):
+        (folder / "ab").mkdir(parents=True)
+        (folder / "ab/code.so").write_bytes(bytes(2_340_000))
+        (line,) = command(tmp_path, "tabular").out.splitlines()[-1:]
+        assert line == f"2.3 MB of compiled code in {folder}, which you may delete"
+        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(other))
+    ignored = (render(workload="tabular") / ".gitignore").read_text().splitlines()
+    assert "/.cache/" in ignored
+
+
 def test_what_is_set_is_what_training_prints(tmp_path):
     words = split("--training.precision bf16 --training.gradient_checkpointing true")
     shown = command(tmp_path, "tabular", *words)

@@ -66,3 +66,47 @@ def test_a_library_that_cannot_be_loaded_is_one_line(command, torch, line, tmp_p
     assert broken.returncode == 2
     assert said.startswith(f"error: {line}")
     assert (out, said.count("\n")) == ("", 1)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.cover(1)
+def test_a_signal_during_the_first_imports_ends_without_a_traceback(number, tmp_path):
+    """A library may swallow the exception, or print its own."""
+    (tmp_path / "pydantic.py").write_text(
+        f"import os\ntry:\n    os.kill(os.getpid(), {number})\n"
+        "except BaseException as error:\n    raise ImportError(name='pydantic') from error\n"
+    )
+    stopped = start(tmp_path, "train", path=str(tmp_path))
+    assert stopped.communicate() == ("", "")
+    assert stopped.returncode == 128 + number
+
+
+READS = """
+import os, tempfile
+from my_training.engine import runs
+runs.prepare_process()
+print(tempfile.gettempdir())
+print(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+import matplotlib.figure
+matplotlib.figure.Figure().savefig("plot.png")
+"""
+
+
+def test_what_libraries_read_from_the_environment_is_put_right_for_them(tmp_path):
+    """A notebook's backend that is missing here, and a folder whose sockets have too long names."""
+    long = tmp_path / ("x" * 77)
+    long.mkdir()
+    environment = {
+        **{name: str(long) for name in ("TMPDIR", "TEMP", "TMP")},
+        "MPLBACKEND": "module://nowhere.inline",
+        "PYTHONPATH": str(render(workload="tabular") / "src"),
+        "PATH": os.environ["PATH"],
+    }
+    command = [sys.executable, "-c", READS]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    temporary, compiled = done.stdout.split()
+    assert len(temporary) < 64
+    assert compiled == str(render(workload="tabular") / ".cache/inductor")
+    assert (tmp_path / "plot.png").exists()
+    assert done.stderr.count("too long for sockets") == 3

@@ -4,6 +4,8 @@ A run that is in use is in reliability/test_attack.py, a closed output in test_o
 interview in test_interview.py.
 """
 
+import contextlib
+import errno
 import json
 import os
 import re
@@ -11,8 +13,11 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from shlex import split
+from typing import Any
 
 import pytest
 from rendering import render
@@ -128,7 +133,126 @@ def test_a_folder_of_the_environment_that_is_not_there_is_one_line(tmp_path):
     one_error(refused, "No such file or directory", "nowhere")
 
 
+LAUNCHED = [  # what an earlier launch may leave: answers, variables
+    ({"framework": "accelerate"}, {"LOCAL_RANK": "0", "RANK": "0", "LOCAL_WORLD_SIZE": "8"}),
+    ({"framework": "accelerate"}, {"PMI_SIZE": "4", "ACCELERATE_USE_DEEPSPEED": "true"}),
+    ({"framework": "lightning", "distributed": "ddp"}, {"LOCAL_RANK": "3", "RANK": "2"}),
+    ({}, {"RANK": "1", "LOCAL_RANK": "1", "MASTER_ADDR": "gone"}),
+]
+
+
+def test_what_an_earlier_launch_left_in_the_environment_changes_nothing(tmp_path, monkeypatch):
+    for number, (answers, left) in enumerate(LAUNCHED):
+        project = render(workload="tabular", **answers)
+        folder = tmp_path / str(number)
+        with monkeypatch.context() as environment:
+            for name, value in left.items():
+                environment.setenv(name, value)
+            trained = run(project, "train", *SHORT, cwd=folder)
+            assert "finished at step 4 of 4" in trained.out, trained.err
+            assert "note: " in trained.out
+            refused = run(project, "train", "--data.batch_size", "0", cwd=folder)
+        assert one_error(refused, "^error: data.batch_size cannot be")
+
+
+def test_a_place_of_runs_that_is_no_folder_is_one_line(tmp_path):
+    """Also a link to what is gone, and a link to itself."""
+    for kind in ("file", "dangling", "loop"):
+        folder = tmp_path / kind
+        folder.mkdir()
+        if kind == "file":
+            (folder / "runs").write_text("")
+        else:
+            (folder / "runs").symlink_to("runs" if kind == "loop" else "/nowhere/runs")
+        one_error(run(TABULAR, "train", *SHORT, cwd=folder), "it is no folder", "runs: move it")
+
+
+# ---- worker processes ----
+
+
+def failing_worker(act: Callable[[], Any]) -> Callable[[], None]:
+    """Does something in a worker, in the place of reading its first batch."""
+
+    def put() -> None:
+        from my_training.engine.data import loader  # type: ignore[import-not-found]
+
+        read = loader.Reader.__getitem__
+
+        def item(self: Any, work: Any) -> Any:
+            return act() if loader.get_worker_info() else read(self, work)
+
+        loader.Reader.__getitem__ = item
+
+    return put
+
+
+def no_semaphores() -> None:
+    from my_training.engine.data import loader
+
+    def full(*arguments: Any, **options: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    loader.DataLoader.__iter__ = full
+
+
+def too_many_files() -> Any:
+    raise RuntimeError("received 0 items of ancdata")
+
+
+WORKERS = [  # what happens, and the line
+    (failing_worker(lambda: [lambda: None]), "a loader worker died"),  # it cannot be passed
+    (failing_worker(lambda: os.kill(os.getpid(), signal.SIGKILL)), "a loader worker died"),
+    (failing_worker(lambda: os.kill(os.getpid(), signal.SIGBUS)), "shared memory .*--shm-size"),
+    (no_semaphores, "shared memory .*--shm-size"),
+    (failing_worker(too_many_files), "too many open files: train: raise the limit: ulimit -n"),
+]
+
+
+def test_workers_that_fail_are_one_line(tmp_path):
+    """A batch that cannot be passed would never come. In a long temporary folder, it comes."""
+    project = render(workload="tabular", loader="dataloader")
+    words = ("train", *SHORT, "--data.num_workers", "1")
+    for number, (fault, line) in enumerate(WORKERS):
+        one_error(run(project, *words, cwd=tmp_path / str(number), before=fault), line)
+
+    def put() -> None:
+        tempfile.tempdir = None
+        os.environ["TMPDIR"] = str(tmp_path / ("x" * 80))
+        os.mkdir(os.environ["TMPDIR"])
+
+    assert "finished" in run(project, *words, cwd=tmp_path / "long", before=put).out
+
+
 # ---- signals and neighbours ----
+
+
+def signal_in_import(number: int, module: str) -> Callable[[], None]:
+    """A signal comes while a module is imported, by code that swallows every exception."""
+
+    class Finder:
+        def find_spec(self, name: str, *more: Any) -> None:
+            if name == f"{PACKAGE}.{module}":
+                with contextlib.suppress(BaseException):
+                    os.kill(os.getpid(), number)
+
+    return lambda: sys.meta_path.insert(0, Finder())  # type: ignore[arg-type]
+
+
+IMPORTED = [  # the signal, the command, and what it imports
+    (signal.SIGTERM, "train", "model"),
+    (signal.SIGINT, "train", "commands.train"),
+    (signal.SIGHUP, "evaluate", "commands.evaluate"),
+    (signal.SIGUSR1, "prepare", "prepare"),
+]
+
+
+def test_a_signal_during_an_import_is_not_lost(tmp_path):
+    for number, command, module in IMPORTED:
+        words = ["--input", "x.csv", "--target", "b"] if command == "prepare" else SHORT
+        before = signal_in_import(number, module)
+        ended = run(TABULAR, command, *words, cwd=tmp_path / str(number), before=before)
+        assert (ended.code, ended.errors()) == (128 + number, []), (command, module)
+        assert "Traceback" not in ended.err
 
 
 def test_ctrl_c_twice_ends_in_order(tmp_path):

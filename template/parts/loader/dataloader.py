@@ -6,9 +6,11 @@ same batches. It is best if samples need real CPU work (`Samples.host`), or if t
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 from collections.abc import Iterator
+from multiprocessing.queues import Queue
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from ..errors import UserError
+from ..errors import UserError, note
 from ..interfaces import Batch, Spans
 from ..signals import NUMBERS
 from .order import Order
@@ -24,6 +26,7 @@ from .rows import deliver, gather, mapped
 from .store import Store
 
 SMALL_BATCH_BYTES = 1 << 20  # below this, passing a batch between processes costs more than reading
+MOST_FILES = 65536  # that a process may have open; a batch that is passed is some
 
 
 Work = tuple[np.ndarray, dict[str, Spans], int]
@@ -71,6 +74,8 @@ class Loader:
         reader = Reader(store, getattr(samples, "host", None))
         if self.workers == "auto":
             self.workers = self._automatic_workers(reader)
+        if self.workers:
+            allow_files()
         self._epoch = 0
         self._start = 0
         self._loader: DataLoader[Any] = DataLoader(
@@ -84,7 +89,7 @@ class Loader:
             persistent_workers=data.persistent_workers and self.workers > 0,
             # Otherwise it would draw from the global one, and dropout would depend on the workers.
             generator=torch.Generator(),
-            worker_init_fn=leave_signals,
+            worker_init_fn=prepare_worker,
         )
 
     def _automatic_workers(self, reader: Reader) -> int:
@@ -116,12 +121,25 @@ class Loader:
                     raise result[0]
                 indices, rows = result
                 yield deliver(self.samples, rows, indices, self.device)
-        except (RuntimeError, ConnectionError, EOFError) as error:
-            if isinstance(error, RuntimeError) and "DataLoader worker" not in str(error):
-                raise
-            single = "set ALLOW_UNSAFE_DATALOADER=0 for a single process"
-            remedy = f"often memory ran out: lower data.num_workers, or {single}"
-            raise UserError("a loader worker died", f"{self.workers} workers", remedy) from error
+        except (RuntimeError, OSError, EOFError) as error:
+            raise self._explained(error) from error
+
+    def _explained(self, error: Exception) -> Exception:
+        """Return the line for workers that died or had too little memory, or the error itself."""
+        if hasattr(signal, "SIGCHLD"):
+            # torch would print a traceback for each worker that ends with this process.
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        remedy = "lower data.num_workers, or set ALLOW_UNSAFE_DATALOADER=0 for a single process"
+        where = f"{self.workers} workers"
+        no_space = isinstance(error, OSError) and error.errno == errno.ENOSPC
+        if no_space or "shared memory" in str(error):
+            what = "the shared memory (/dev/shm) is too small"
+            remedy = f"start a container with --ipc=host or --shm-size=8g, {remedy}"
+            return UserError(what, where, remedy)
+        closed = isinstance(error, ConnectionError | EOFError)
+        if closed or "DataLoader worker" in str(error):
+            return UserError("a loader worker died", where, f"often memory ran out: {remedy}")
+        return error
 
     def close(self) -> None:
         self._loader._iterator = None  # ends persistent workers
@@ -136,8 +154,28 @@ def _empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     return torch.empty(0, dtype=dtype).set_(storage).view(shape)
 
 
-def leave_signals(worker: int) -> None:
+def allow_files() -> None:
+    """Let this process and its workers open as many files as the system allows."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    if soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+def prepare_worker(worker: int) -> None:
     """Let the main process handle signals: a terminal sends them to the workers, too."""
     for number in NUMBERS:
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    # Python would drop a batch that it cannot pass, and the main process would wait for it.
+    Queue._on_queue_feeder_error = staticmethod(end_worker)  # type: ignore[method-assign]
+
+
+def end_worker(error: Exception, batch: object) -> None:
+    """End a worker that cannot pass a batch, so that the main process notices."""
+    note(f"a loader worker cannot pass a batch: {error}")
+    os._exit(1)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..engine.run.environment import device_line, versions
+from ..engine.runs import COMPILED
 
 if TYPE_CHECKING:
     from ..config import Settings
@@ -35,3 +38,6 @@ def run(arguments: argparse.Namespace, load: Callable[[], Settings]) -> None:
     print(f"{order.length:,} training samples in {store.folder}")
     project.optimizations.append(order.describe())
     print("\n".join(project.optimization_lines()))
+    folder = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR", COMPILED))
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    print(f"{size / 1e6:,.1f} MB of compiled code in {folder}, which you may delete")
