@@ -97,7 +97,7 @@ def test_what_libraries_read_from_the_environment_is_put_right_for_them(tmp_path
     long = tmp_path / ("x" * 77)
     long.mkdir()
     environment = {
-        **{name: str(long) for name in ("TMPDIR", "TEMP", "TMP")},
+        "TMPDIR": str(long),
         "MPLBACKEND": "module://nowhere.inline",
         "PYTHONPATH": str(render(workload="tabular") / "src"),
         "PATH": os.environ["PATH"],
@@ -109,4 +109,4 @@ def test_what_libraries_read_from_the_environment_is_put_right_for_them(tmp_path
     assert len(temporary) < 64
     assert compiled == str(render(workload="tabular") / ".cache/inductor")
     assert (tmp_path / "plot.png").exists()
-    assert done.stderr.count("too long for sockets") == 3
+    assert "note: $TMPDIR is too long for sockets" in done.stderr

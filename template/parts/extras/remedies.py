@@ -7,6 +7,10 @@ import re
 from ..errors import UserError
 
 KNOWN = {
+    "failed to map segment from shared object": (  # in words of the C library
+        "a folder of compiled code is on a disk that runs no programs (noexec): {command}: "
+        "set TMPDIR and TORCHINDUCTOR_CACHE_DIR to folders on another disk"
+    ),
     r"^torch\._(dynamo|inductor).*(Cxx|C compiler)": (  # in words of Inductor or Triton
         "no working C++ compiler found: compile.enabled: "
         "install one, such as g++, or --compile.enabled false"

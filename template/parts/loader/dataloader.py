@@ -6,7 +6,6 @@ same batches. It is best if samples need real CPU work (`Samples.host`), or if t
 
 from __future__ import annotations
 
-import errno
 import os
 import signal
 from collections.abc import Iterator
@@ -26,7 +25,6 @@ from .rows import deliver, gather, mapped
 from .store import Store
 
 SMALL_BATCH_BYTES = 1 << 20  # below this, passing a batch between processes costs more than reading
-MOST_FILES = 65536  # that a process may have open; a batch that is passed is some
 
 
 Work = tuple[np.ndarray, dict[str, Spans], int]
@@ -74,8 +72,6 @@ class Loader:
         reader = Reader(store, getattr(samples, "host", None))
         if self.workers == "auto":
             self.workers = self._automatic_workers(reader)
-        if self.workers:
-            allow_files()
         self._epoch = 0
         self._start = 0
         self._loader: DataLoader[Any] = DataLoader(
@@ -125,21 +121,24 @@ class Loader:
             raise self._explained(error) from error
 
     def _explained(self, error: Exception) -> Exception:
-        """Return the line for workers that died or had too little memory, or the error itself."""
+        """Return the line for what ends workers, or the error itself."""
         if hasattr(signal, "SIGCHLD"):
             # torch would print a traceback for each worker that ends with this process.
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        said = f"{error} {error.__cause__}"
         remedy = "lower data.num_workers, or set ALLOW_UNSAFE_DATALOADER=0 for a single process"
-        where = f"{self.workers} workers"
-        no_space = isinstance(error, OSError) and error.errno == errno.ENOSPC
-        if no_space or "shared memory" in str(error):
+        if "shared memory" in said or "No space left" in said:
             what = "the shared memory (/dev/shm) is too small"
             remedy = f"start a container with --ipc=host or --shm-size=8g, {remedy}"
-            return UserError(what, where, remedy)
-        closed = isinstance(error, ConnectionError | EOFError)
-        if closed or "DataLoader worker" in str(error):
-            return UserError("a loader worker died", where, f"often memory ran out: {remedy}")
-        return error
+        elif "Too many open files" in said or "ancdata" in said:
+            what = "too many open files"
+            remedy = f"raise the limit, as with ulimit -n 65536, {remedy}"
+        elif "DataLoader worker" in said or isinstance(error, ConnectionError | EOFError):
+            what = "a loader worker died"
+            remedy = f"often memory ran out: {remedy}"
+        else:
+            return error
+        return UserError(what, f"{self.workers} workers", remedy)
 
     def close(self) -> None:
         self._loader._iterator = None  # ends persistent workers
@@ -152,18 +151,6 @@ def _empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     size = torch.Size(shape).numel() * dtype.itemsize
     storage = torch.UntypedStorage._new_shared(size)  # type: ignore[no-untyped-call]
     return torch.empty(0, dtype=dtype).set_(storage).view(shape)
-
-
-def allow_files() -> None:
-    """Let this process and its workers open as many files as the system allows."""
-    try:
-        import resource
-    except ImportError:  # Windows
-        return
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
-    if soft < most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def prepare_worker(worker: int) -> None:

@@ -39,5 +39,5 @@ def run(arguments: argparse.Namespace, load: Callable[[], Settings]) -> None:
     project.optimizations.append(order.describe())
     print("\n".join(project.optimization_lines()))
     folder = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR", COMPILED))
-    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    size = sum(path.stat().st_size for path in folder.rglob("*.*"))
     print(f"{size / 1e6:,.1f} MB of compiled code in {folder}, which you may delete")

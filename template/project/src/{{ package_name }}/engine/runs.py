@@ -17,7 +17,6 @@ SOURCE = Path(__file__).parents[2]
 RUNS = Path("runs")
 PLAIN_NAME = r"\w([\w .,+=@-]{0,60}\w)?"  # of a run: a folder on every system
 COMPILED = Path(".cache/inductor")  # what torch.compile makes, for all runs
-LONGEST_TEMPORARY = 64  # bytes of the path of a temporary folder
 CONFIG = "config.resolved.yaml"  # the settings of a run; a folder with this file is a run
 
 
@@ -39,11 +38,10 @@ def prepare_process() -> None:
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(project_root() / COMPILED))
     # Plots are files. The backend of a notebook that starts this process may be missing here.
     os.environ["MPLBACKEND"] = "agg"
-    for name in ("TMPDIR", "TEMP", "TMP"):
-        # Processes that share memory need sockets in it, with paths of at most 107 bytes.
-        if len(os.fsencode(os.environ.get(name, ""))) > LONGEST_TEMPORARY:
-            note(f"${name} is too long for sockets, so another temporary folder is used")
-            del os.environ[name]
+    # Processes that share memory need sockets in this folder, whose paths have up to 107 bytes.
+    if len(os.fsencode(os.environ.get("TMPDIR", ""))) > 64:
+        note("$TMPDIR is too long for sockets, so the system's temporary folder is used")
+        del os.environ["TMPDIR"]
 
 
 def project_root() -> Path:

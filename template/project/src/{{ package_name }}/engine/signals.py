@@ -37,7 +37,6 @@ def end(number: int, frame: FrameType | None) -> None:
         leave_terminal()
     while frame is not None:
         if frame.f_code.co_filename == IMPORTING:
-            sys.stdout.flush()
             os._exit(128 + number)
         frame = frame.f_back
     if number == signal.SIGINT:

@@ -183,15 +183,15 @@ def describe(
     """
     training = settings.training
     pinned = settings.data.pin_memory and distributed.device.type == "cuda"
-    tf32 = torch.backends.cuda.matmul.fp32_precision == "tf32"
-    matmuls = f"also in cuDNN; float32 matmul precision is {matmul_precision()}"
+    matmul = matmul_precision()
+    matmuls = f"also in cuDNN; float32 matmul precision is {matmul}"
     checkpointing = training.gradient_checkpointing
     accumulation = training.gradient_accumulation_steps
     deterministic = settings.reproducibility.deterministic
     exact = "never if deterministic"
     rows = [
         *decided,
-        ("TF32 in matmuls", "training.precision", tf32, matmuls),
+        ("TF32 in matmuls", "training.precision", matmul != "highest", matmuls),
         ("cuDNN benchmark", "training.cudnn_benchmark", torch.backends.cudnn.benchmark, exact),
         ("activation checkpointing", "training.gradient_checkpointing", checkpointing, ""),
         ("accumulation", "training.gradient_accumulation_steps", accumulation, ""),

@@ -16,17 +16,6 @@ if TYPE_CHECKING:
 # cuDNN.
 GPU_MEMORY = ("OutOfMemoryError", "error: out of memory", "_ALLOC_FAILED", "_ALLOCATION_FAILED")
 
-FILES = ("too many open files", "raise the limit: ulimit -n 65536, or lower data.num_workers")
-# What a limit of the system is called in words of Python and the C library, and its line.
-SYSTEM = {
-    "Too many open files": FILES,
-    "received 0 items of ancdata": FILES,
-    "failed to map segment from shared object": (
-        "a folder of compiled code is on a disk that runs no programs (noexec)",
-        "set TMPDIR and TORCHINDUCTOR_CACHE_DIR to folders on another disk",
-    ),
-}
-
 
 def explain(
     error: BaseException | None, settings: Settings | None = None, command: str = "train"
@@ -47,9 +36,6 @@ def explain(
         explained = remedies.explain(error, command)
     if explained is not None:
         return explained
-    for words, (what, remedy) in SYSTEM.items():
-        if words in str(error):
-            return UserError(what, command, remedy)
     if isinstance(error, OSError) and error.strerror and not isinstance(error, BrokenPipeError):
         remedy = "check the path, its permissions and the free space"
         return UserError(str(error), command, remedy)
