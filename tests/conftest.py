@@ -1,6 +1,7 @@
 """One folder of rendered projects for all processes of a test session; failures are shown as they
 happen."""
 
+import getpass
 import os
 import shutil
 import tempfile
@@ -21,6 +22,9 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[FOLDER] = os.environ[RENDERS]
     if config.option.markexpr != "gpu":  # results are a CPU's, and a fork cannot use CUDA again
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    # PyTorch's own default, so that all tests share what is compiled.
+    compiled = f"{tempfile.gettempdir()}/torchinductor_{getpass.getuser()}"
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", compiled)
     os.environ["TRAINING_ROOT"] = "."  # a shared project's commands work in each test's own folder
 
 
