@@ -1,4 +1,4 @@
-"""Measure what each optimization gains on this machine; write tables and a plot to benchmark_results/.
+"""Measure what each optimization gains here; write tables and a plot to benchmark_results/.
 
 Without names, it compares everything off with everything on. Each process of a row is a short run.
 The processes of all rows alternate, so that a slower machine slows down every row. Results are

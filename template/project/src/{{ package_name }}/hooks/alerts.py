@@ -45,7 +45,7 @@ class Hook:
             run.notes.append(f"{what}, so the learning rate stays below its peak: {remedy}")
 
     def before_record(self, run: Run, record: dict[str, Any]) -> None:
-        """Judge the overflows, then the wait for data, without the first steps: they fill caches."""
+        """Judge the overflows, then the wait for data, without the first steps."""
         self._judge_overflows(run, record.get("skipped_steps", 0))
         if run.record is None:
             return
