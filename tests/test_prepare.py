@@ -22,6 +22,7 @@ from made_up import (
     prepare,
     prepared,
     store,
+    values,
     with_cell,
     with_column,
     written,
@@ -40,15 +41,20 @@ CLASSES = "--target kind --task classification"
 
 # name: file, flags, the error (exit code 2)
 REFUSED: dict[str, tuple[str | bytes, str, str]] = {
-    "thousands": (
-        with_column(sold=[f'"{1 + row % 9},{row:03}"' for row in range(ROWS)]),
+    "lakhs": (
+        with_column(sold=[f'"{1 + row % 9},{row % 100:02},000"' for row in range(ROWS)]),
         "",
-        "'1,000' is not a number: .*column 'sold': .*--decimal and --category",
+        "'1,00,000' is not a number: .*column 'sold': .*--decimal and --category",
     ),
-    "one of thousands": (
-        with_cell("size", '"1,000"'),
+    "one decimal comma": (
+        with_cell("size", '"1,00"'),
         "",
-        "'1,000' is not a finite number: .*row 7, column 'size': .*--decimal",
+        "'1,00' is not a finite number: .*row 7, column 'size': .*--decimal",
+    ),
+    "a target that is left out": (
+        with_column(),
+        "--drop price",
+        "the column is needed: --drop 'price': remove one of the flags",
     ),
     "a NUL": (with_cell("colour", "re\0d"), "", "a NUL byte, .*binary file"),
     "latin-1": (
@@ -399,6 +405,183 @@ def test_empty_and_damaged_tables_are_one_line(tmp_path):
                 one_error(result, f"odd {name}")
         assert codes[:2] == [2, 2]
         assert set(codes) <= {0, 2}
+
+
+# ---- signs in numbers ----------------------------------------------------------------------------
+
+WHOLE = [1000 * (row - 100) for row in range(ROWS)]
+SIGNS = ["\u2212" if number < 0 else "" for number in WHOLE]
+SPELLINGS = {
+    "commas": [f"{number:,}" for number in WHOLE],
+    "no-break spaces": [f"{number:,}".replace(",", "\u00a0") for number in WHOLE],
+    "narrow spaces": [f"{number:,}".replace(",", "\u202f") for number in WHOLE],
+    "apostrophes": [f"{number:,}".replace(",", "'’"[number % 3 == 0]) for number in WHOLE],
+    "brackets": [f"({-number:,})" if number < 0 else f"{number}" for number in WHOLE],
+    "minus behind": [f"{-number}-" if number < 0 else f" {number}" for number in WHOLE],
+    "minus signs": [f"{sign}{abs(n):,}.0" for sign, n in zip(SIGNS, WHOLE, strict=True)],
+    "thin spaces": [f"{number:,}".replace(",", "\u2009") for number in WHOLE],
+}
+GERMAN = {
+    "points": [f"{number:,},0".replace(",", ".", f"{number:,}".count(",")) for number in WHOLE],
+    "points alone": [f"{number:,}".replace(",", ".") for number in WHOLE],
+    "spaces": [f"{number:,},50".replace(",", " ", f"{number:,}".count(",")) for number in WHOLE],
+}
+
+
+@pytest.mark.parametrize("workload", ["tabular", "timeseries"])
+def test_signs_of_numbers_are_read_in_each_column_of_a_table(workload, tmp_path):
+    """As features, targets and series, in `prepare` and in `predict`."""
+    time = {"time": [*range(ROWS)]}
+    flags = "--time-column none --drop time" if workload == "timeseries" else "--drop time"
+    for mark, spelled in ((",", SPELLINGS), (";", GERMAN)):
+        table = dict.fromkeys(spelled, WHOLE)
+        if mark == ";":
+            table["spaces"] = [number + (0.5 if number >= 0 else -0.5) for number in WHOLE]
+        price = next(iter(spelled))
+        quoted = {name: [f'"{cell}"' for cell in cells] for name, cells in spelled.items()}
+        written(tmp_path, lines(time | quoted | {"price": quoted[price]}, mark), "odd.csv")
+        written(tmp_path, lines(time | table | {"price": table[price]}), "plain.csv")
+        for name in ("odd", "plain"):
+            assert prepare(tmp_path, workload, f"{name}.csv", flags, name).code == 0
+        assert contents(tmp_path, workload, "odd") == contents(tmp_path, workload, "plain")
+        trained = store(tmp_path, workload, "odd")
+        of_odd = read_again(workload, trained, tmp_path / "odd.csv", tmp_path / "new")
+        of_plain = {"delimiter": ",", "decimal": "."}
+        assert of_odd == read_again(
+            workload, trained, tmp_path / "plain.csv", tmp_path / "said", **of_plain
+        )
+
+
+UNITS = ["{} kg", "{}%", "{} °C", "${}", "€ {}", "-{} km/h", "USD {}", "({} $)", "{:,}.5 m²", "{}g"]
+
+
+def test_units_are_refused_with_their_first_cell(tmp_path):
+    """In a column, a target and a series; names with few numbers are no units."""
+    for unit in UNITS:
+        cells = [unit.format(1000 + row) for row in range(ROWS)]
+        path = written(tmp_path, with_column(more=[f'"{cell}"' for cell in cells]))
+        first = re.escape(cells[0])
+        says = f"'{first}' is not a number: table.csv, column 'more': remove units, currencies"
+        one_error(prepare(tmp_path, "tabular", path), says)
+        says = f"'{first}' is not a finite number: table.csv, row 1, column 'more': "
+        one_error(prepare(tmp_path, "tabular", path, "--target more"), says)
+        one_error(prepare(tmp_path, "timeseries", path, "--time-column none --drop colour"), says)
+    names = {"wheels": ["4WD", "2WD", "FWD", "RWD"] * 50, "term": ["36 months", "60 months"] * 100}
+    codes = {"version": [f"1.{row % 20}.3" for row in range(ROWS)], "room": ["room 1"] * ROWS}
+    prepared(tmp_path, "tabular", with_column(**names, **codes))
+
+
+# ---- spellings of one value ----------------------------------------------------------------------
+
+SAME = {
+    "number": ["1", "1.0", "2", "1.00", "2.50", "2.5", "01", "+1", "1e0", "1,000"],
+    "truth": ["True", "TRUE", "false", "true", "False", "FALSE", "yes", "1", "0.0", "No"],
+    "space": ["New York", "New\u00a0York", " New  York", "Oslo", "Oslo\u202f", "oslo"] + ["?"] * 4,
+    "accent": ["caf\u00e9", "cafe\u0301", "cafe", "\u212bs", "\u00c5s", "A\u030as"] + ["?"] * 4,
+}
+CODES = {
+    "number": [1, 1, 2, 1, 3, 3, 4, 1, 5, 6],
+    "truth": [1, 1, 2, 1, 2, 2, 3, 1, 2, 4],
+    "space": [1, 1, 1, 2, 2, 3, 4, 4, 4, 4],
+    "accent": [1, 1, 2, 3, 3, 3, 4, 4, 4, 4],
+}
+
+
+def test_spellings_of_a_value_are_one_category(tmp_path):
+    """One class, too; `predict` knows those that training had not."""
+    repeated = {name: [f'"{cell}"' for cell in cells] * 20 for name, cells in SAME.items()}
+    flags = "--category number --keep-order"
+    for target in SAME:
+        classes = f"{flags} --task classification --target {target}"
+        prepared(tmp_path, "tabular", with_column(**repeated), f"{classes} --drop price")
+        names = store(tmp_path, "tabular").facts["target"]["classes"]
+        assert len(names) == max(CODES[target])
+        places = [
+            names.index(SAME[target][code]) for code in map(CODES[target].index, CODES[target])
+        ]
+        target_codes = store(tmp_path, "tabular").arrays["target"].rows()[:10]
+        assert target_codes.tolist() == places
+
+    prepared(tmp_path, "tabular", with_column(**repeated), flags)
+    trained = store(tmp_path, "tabular")
+    told = dict(zip([*columns(), *SAME], trained.arrays["categories"].rows().T, strict=False))
+    assert len(told) == 5
+    other = {"number": "001.0", "truth": "tRUE", "space": "New\u2009York", "accent": "?"}
+    row = columns(1) | {name: [cell] for name, cell in other.items()}
+    read_again(
+        "tabular", trained, tmp_path / written(tmp_path, lines(row), "new.csv"), tmp_path / "n"
+    )
+    codes = store(tmp_path, "tabular", "n").arrays["categories"].rows()[0, 1:]
+    for name, code in zip(SAME, codes.tolist(), strict=True):
+        values = next(one["values"] for one in trained.facts["categories"] if one["name"] == name)
+        expected = {"number": 0, "truth": "True", "space": "New York", "accent": "?"}[name]
+        assert code == (values.index(expected) + 1 if expected else 0)
+
+
+def test_truth_and_numbers_in_two_files_are_one_class(tmp_path):
+    (tmp_path / "parts").mkdir()
+    truth = [row % 3 == 0 for row in range(ROWS)]
+    for number, cells in enumerate((truth, [int(cell) for cell in truth])):
+        rows = pa.table(columns(kind=cells, flag=cells))
+        pyarrow.parquet.write_table(rows, tmp_path / f"parts/{number}.parquet")
+    assert prepare(tmp_path, "tabular", "parts", f"{CLASSES} --keep-order").code == 0
+    opened = store(tmp_path, "tabular")
+    assert opened.facts["target"]["classes"] == ["false", "true"]
+    is_true = opened.arrays["target"].rows() == 1
+    np.testing.assert_array_equal(is_true, 2 * truth)
+    np.testing.assert_array_equal(is_true, opened.arrays["features"].rows()[:, -1])
+
+
+# ---- names that mean missing, indices, folders ---------------------------------------------------
+
+
+def test_na_is_a_name_if_a_flag_says_so(tmp_path):
+    """A country or a class; a number that is NA stays missing. `predict` reads as `prepare` did."""
+    country = ["NA", "DE", "null", ""] * 50
+    more = {"country": country, "kind": ["NA", "nan"] * 100, "many": ["NA", 1.5] * 100}
+    says = "the target is missing: table.csv, row 1, column 'kind': .*--keep-na"
+    path = written(tmp_path, with_column(**more))
+    one_error(prepare(tmp_path, "tabular", path, CLASSES), says)
+    flags = f"{CLASSES} --keep-na --keep-order"
+    assert prepare(tmp_path, "tabular", path, flags).code == 0
+    trained = store(tmp_path, "tabular")
+    assert trained.facts["target"]["classes"] == ["NA", "nan"]
+    (_, of_country), many = trained.facts["categories"], trained.facts["features"][-1]
+    assert (of_country["values"], of_country["missing"]) == (["DE", "NA", "null"], 35)
+    assert (many["mean"], many["missing"]) == (1.5, 70)
+    again = read_again("tabular", trained, tmp_path / path, tmp_path / "new")
+    assert again["categories"] == trained.arrays["categories"].rows().tobytes()
+
+    flags = f"{CLASSES} --keep-na --missing null"
+    one_error(prepare(tmp_path, "tabular", path, f"{flags} --missing NA"), "the target is missing")
+    assert prepare(tmp_path, "tabular", path, f"{flags} --target country --drop price").code == 2
+
+
+def test_an_index_is_named(tmp_path):
+    """That of pandas, or an id with gaps, shuffled, or from the last to the first."""
+    shuffled = np.random.default_rng(0).permutation(ROWS)
+    indices = {
+        "Unnamed: 0": [3 * row for row in range(ROWS)],
+        "__index_level_0__": shuffled.tolist(),
+        "id": [row**2 for row in range(ROWS, 0, -1)],
+    }
+    counts = {"rooms": [row % 90 for row in range(ROWS)], "wave": values(ROWS)[:, 0].tolist()}
+    out = prepared(tmp_path, "tabular", with_column(**indices, **counts)).out
+    assert re.findall("column '(.*)': if it is an id, add", out) == list(indices)
+    flags = "--time-column none --drop colour"
+    out = prepared(tmp_path, "timeseries", with_column(**indices, **counts), flags).out
+    noted = re.findall("column '(.*)': if it is an index of pandas, add --drop", out)
+    assert noted == list(indices)[:2]
+
+
+@pytest.mark.parametrize("workload", ["tabular", "timeseries"])
+def test_a_column_that_the_first_file_lacks_is_named(workload, tmp_path):
+    for number in range(3):
+        content = with_column(extra=[*range(ROWS)]) if number == 1 else with_column()
+        written(tmp_path / "parts", content, f"{number}.csv")
+    flags = "--time-column none --drop colour" if workload == "timeseries" else ""
+    out = prepare(tmp_path, workload, "parts", flags).out
+    assert out.count("note: parts/1.csv: columns that the first file lacks: ['extra']") == 1
 
 
 # ---- times ---------------------------------------------------------------------------------------

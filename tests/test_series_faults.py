@@ -198,6 +198,35 @@ def test_a_time_in_another_column_is_named(first, tmp_path):
         assert prepare(tmp_path, "timeseries", path, "--time-column when").code == 0
 
 
+@pytest.mark.parametrize("workload", ["timeseries", "timeseries+frames"])
+def test_series_far_from_zero_keep_their_digits(workload, tmp_path):
+    """Julian dates and seconds since 1970: scales, metrics and forecasts as in float64."""
+    series = Workload(workload)
+    rows = 2_459_000.5 + values(600)[:, :2] / 100
+    table = {"date": GRID[:600], "julian": rows[:, 0], "stamp": 1.7e9 + rows[:, 1] % 1}
+    frames = " --frames M15=24,H1=6" if "frames" in workload else ""
+    path = written(tmp_path, lines({name: list(cells) for name, cells in table.items()}))
+    assert prepare(tmp_path, workload, path, frames).code == 0
+    opened = store(tmp_path, workload)
+    facts = opened.facts
+    name = facts["frames"][0]["name"]
+    exact = np.stack([table["julian"], table["stamp"]], 1)
+    np.testing.assert_array_equal(opened.arrays[name].rows(), exact)
+    np.testing.assert_allclose(facts["target_mean"][0], exact[:420].mean(0), rtol=1e-13)
+    np.testing.assert_allclose(facts["target_std"][0], exact[:420].std(0), rtol=1e-6)
+
+    series.done("train", *SMALL, cwd=tmp_path)
+    metrics = series.evaluated(tmp_path)["metrics"]
+    forecast = series.predicted(tmp_path)["prediction"]
+    windows = np.lib.stride_tricks.sliding_window_view(exact[510:], 6, 0).transpose(0, 2, 1)
+    error = forecast - windows
+    expected = [np.mean(error**2), np.abs(error).mean()]
+    assert [metrics["mse_original"], metrics["mae_original"]] == pytest.approx(expected, rel=1e-4)
+    assert 0 < metrics["mse_original"] < 1
+    of_input = series.predicted(tmp_path, "--input", path)["prediction"]
+    np.testing.assert_array_equal(of_input[-len(forecast) - 6 : -6], forecast)
+
+
 # ---- prices --------------------------------------------------------------------------------------
 
 
@@ -228,6 +257,25 @@ def test_a_date_of_an_exchange_is_the_date_there(tmp_path):
     path = tmp_path / "prices/ant.csv"
     path.write_text(path.read_text().replace(" 00:", " 16:"))
     one_error(stocks.prepare(tmp_path), "'2020-01-01 16:00:00-05:00' is not a .*ant.csv, row 1")
+
+
+def test_na_is_a_ticker_if_a_flag_says_so(tmp_path):
+    """In prices it still means that there is none."""
+    table = stocks.prices()
+    table["NA"] = table.pop("ant")
+    (tmp_path / "prices").mkdir()
+    rows = []
+    for name, cells in table.items():
+        _, *days = stocks.csv_lines(cells).splitlines()
+        rows += [f"{day},{name}" for day in days]
+    day, *_ = rows[5].split(",")
+    rows[5] = f"{day},NA,NA,NA,NA,NA,bee"
+    content = "\n".join([stocks.HEADER.strip() + ",ticker", *rows])
+    (tmp_path / "prices/all.csv").write_text(content)
+    one_error(stocks.prepare(tmp_path), "a ticker is missing: .*--keep-na")
+    out = stocks.prepare(tmp_path, "--keep-na").out
+    assert "a price is missing: 1" in out
+    assert "NA" in stocks.store(tmp_path).facts["tickers"]
 
 
 # ---- files of windows ----------------------------------------------------------------------------

@@ -66,12 +66,12 @@ def test_times_are_left_out_unless_a_flag_says_what_they_are(tmp_path):
 
 
 def test_a_count_of_rows_and_a_name_a_row_may_be_ids(tmp_path):
-    """A count with a gap is none."""
+    """A count may have gaps."""
     rows = [*range(ROWS)]
     gap = [*range(ROWS - 1), 5 * ROWS]
     content = with_column(number=rows, name=[f"row {n}" for n in rows], gap=gap)
     noted = re.findall("column '(.*)': if it is an id", prepared(tmp_path, "tabular", content).out)
-    assert noted == ["number", "name"]
+    assert noted == ["number", "name", "gap"]
 
 
 # ---- rows of the user's file ---------------------------------------------------------------------
@@ -143,6 +143,19 @@ def test_quotes_of_a_csv_file_are_no_text(tmp_path):
         path = written(tmp_path, "\n".join([*pairs, line]))
         says = "a text in the quotes of a CSV file, .*, line 61: write the texts without .*.jsonl"
         one_error(prepare(tmp_path, "seq2seq", path), says)
+
+
+# ---- many classes -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [20, 21])
+def test_the_class_table_says_of_which_rows_it_is_and_what_it_lacks(count):
+    codes = np.arange(count).repeat(3)
+    names = [f"kind {code}" for code in range(count)]
+    text = TABLES.module("examples").classes(codes, codes, names)
+    assert f"## Classes of the first {3 * count} rows" in text
+    assert ("as kind 3" in text) == (count == 20)
+    assert ("without the confusion matrix of more than 20 classes" in text) == (count == 21)
 
 
 # ---- rare classes -------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import pytest
 import torch
 from made_up import ROWS, columns, files_of, lines, prepare, prepared, store, written
 from rendering import REPOSITORY
-from running import one_error
+from running import EXAMPLES, newest_run, one_error
 from sklearn.metrics import accuracy_score, mean_absolute_error, mean_squared_error
 from torch import Tensor
 from torch.nn.functional import nll_loss
@@ -301,6 +301,47 @@ def test_bad_predictions_are_one_line(tmp_path):
     for words, says in bad:
         one_error(TABLES.run("predict", *words.split(), cwd=tmp_path), says)
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_numbers_far_from_zero_keep_their_digits(tmp_path, monkeypatch):
+    """Julian dates, UTM coordinates and seconds since 1970: everything as in float64."""
+    monkeypatch.setenv(EXAMPLES, "1")
+    random = np.random.default_rng(0)
+    made = {
+        "julian": 2_459_000.5 + np.arange(400) / 1440,
+        "north": 5_812_345.125 + 20 * random.standard_normal(400),
+        "stamp": np.where(np.arange(400) % 9 == 4, np.nan, 1.7e9 + random.random(400).round(3)),
+        "far": 2_459_000.5 + random.random(400).round(4),
+    }
+    cells = {name: column.tolist() for name, column in made.items()}
+    flags = "--target far --drop price --keep-order"
+    prepared(tmp_path, "tabular", lines(cells | {"price": [0] * 400}), flags)
+    opened = store(tmp_path, "tabular")
+    for place, column in enumerate(list(made.values())[:3]):
+        np.testing.assert_array_equal(opened.arrays["features"].rows()[:, place], column)
+        facts = opened.facts["features"][place]
+        known = column[:280][~np.isnan(column[:280])]
+        assert [facts["mean"], facts["std"]] == pytest.approx([known.mean(), known.std()], rel=1e-9)
+    far = made["far"]
+    of_mean = np.mean((far[280:340] - far[:280].mean()) ** 2) / far[:280].var()
+    baseline = module("dataset").baseline_loss(opened, "validation")
+    assert baseline == pytest.approx(of_mean, rel=1e-9)
+
+    done(tmp_path, "train", *SMALL)
+    metrics = TABLES.evaluated(tmp_path)["metrics"]
+    whole = TABLES.predicted(tmp_path)
+    np.testing.assert_array_equal(whole["target"], far[340:])
+    error = whole["prediction"] - far[340:]
+    expected = [np.mean(error**2), np.abs(error).mean(), 1 - np.mean(error**2) / far[340:].var()]
+    names = ("mse_original", "mae_original", "r2")
+    assert [metrics[name] for name in names] == pytest.approx(expected, rel=1e-4)
+    assert len(np.unique(whole["prediction"])) > 50
+    assert 0 < metrics["mse_original"] < 1
+    written(tmp_path, lines({name: column[-60:] for name, column in cells.items()}), "new.csv")
+    of_input = TABLES.predicted(tmp_path, "--input", "new.csv")
+    np.testing.assert_array_equal(of_input["prediction"], whole["prediction"])
+    worst = (newest_run(tmp_path) / "examples/worst.md").read_text()
+    assert "| 2,459,00" in worst
 
 
 # ---- real data -----------------------------------------------------------------------------------

@@ -4,45 +4,83 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
+from unicodedata import normalize
 
 import numpy as np
 import pyarrow as pa
 
 from ..engine.errors import UserError
-from .rows import Table
-from .tables import FLOAT32_MAX, STRING, Block, Source, number, place_of
+from .rows import Facts, Table
+from .tables import FLOAT32_MAX, STRING, Block, Source, place_of
 
 if TYPE_CHECKING:
     from ..engine.data.store import StoreWriter
 
 FIX = "fix the cell, or see --missing, --decimal, --category, --drop and --task"
+FIX_TARGET = "fill it in, or remove the row; if it is a name, such as NA, add --keep-na"
 FEW = 20  # so many different numbers may be classes
+FEW_UNITS = 4  # so many different numbers with a unit may be names, such as 4WD
 MOST_CELLS = 10_000  # these first ones decide what the texts of a column are
-# Signs in cells that are meant as numbers: commas, percent, currencies.
-SIGNS = re.compile("[,%‰$¢£¥\u20a0-\u20c0]")
+# A number with a unit or a currency: 5 kg, 20 °C, $5, or with signs that are not read: 1,00,000.
+UNIT = re.compile(
+    r"(?=.*[^\d.\s])[-+(\u2212]*"
+    r"((?:[A-Za-z]{0,3}[$\u00a2-\u00a5\u20a0-\u20c0]|USD|EUR|GBP|CHF|JPY|CNY|INR)?)"
+    r"[-+(\u2212\s]*\d[\d.,'\u2019\s]*([-)]|[^\d\s:/.–+-].*)?$"
+)
+# A number that may have other spellings; not a code, such as 01 or 1E5. float64 distinguishes
+# numbers of up to 15 digits.
+NUMERAL = re.compile(r"[-+(\u2212]?(?!0\d)[\d.,'\u2019 ]{1,15}[-)]?")
 # A date, maybe with a clock: 2024-01-31, 31.1.24, 1/31/2024 3:30 PM, 31-Jan-2024, Jan 31, 2024
 DATE = re.compile(
     r"(\d{4}|\d{1,2}|[A-Z][a-z]{2})[-/. ](\d{1,2}|[A-Z][a-z]{2})[-/. ,]+\d{1,4}([T ].*)?"
 )
 
 
+class Category:
+    """The values of a column, as the first cell of each spells it."""
+
+    def __init__(self) -> None:
+        self.values: list[str] = []
+        self.code_of: dict[str, int] = {}  # by plain spelling
+
+    def codes(self, column: pa.Array, source: Source) -> np.ndarray:
+        """Return codes (rows,) int32, from 1 on, or 0 for missing cells; add new values."""
+        encoded = column.cast(STRING).dictionary_encode()
+        codes = []
+        for cell in encoded.dictionary.to_pylist():
+            value = plain(cell, source)
+            if value not in self.code_of:
+                self.values.append(cell)
+                self.code_of[value] = len(self.values)
+            codes.append(self.code_of[value])
+        places = encoded.indices.fill_null(-1).to_numpy()
+        return np.array([*codes, 0], np.int32)[places]
+
+
 def read_table(
-    writer: StoreWriter, source: Source, target: str = "", kinds: dict[str, str] | None = None
+    writer: StoreWriter,
+    source: Source,
+    target: str = "",
+    kinds: dict[str, str] | None = None,
+    known: Iterable[Facts] = (),
 ) -> Table:
     """Read all rows into arrays, which `writer` keeps on disk until it closes.
 
-    kinds: what the columns hold; None detects it in the first block. Raises `UserError`, with row
-    and column, for an invalid cell.
+    kinds: what the columns hold; None detects it in the first block. known: categories of the
+    training data. Raises `UserError`, with row and column, for an invalid cell.
     """
-    code_of: dict[str, dict[str, int]] = defaultdict(dict)  # by category and value
+    categories: dict[str, Category] = defaultdict(Category)
+    for column in known:
+        categories[column["name"]].codes(pa.array(column["values"]), source)
     for block in source.blocks():
         kinds = kinds or survey(block)
         numbers = []
         codes = []
         for name, kind in kinds.items():
             if kind == "category":
-                values = number_values(block.column(name), code_of[name])
+                values = categories[name].codes(block.column(name), source)
                 is_missing = values == 0
                 codes.append(values)
             else:
@@ -51,24 +89,24 @@ def read_table(
                 numbers.append(values)
             if name == target and is_missing.any():
                 row = int(is_missing.argmax())
-                remedy = "fill it in, or remove the row"
-                raise block.error("the target is missing", row, name, remedy)
+                raise block.error("the target is missing", row, name, FIX_TARGET)
+        dtype = source.style["dtype"] or np.float32
         # `reshape` keeps the number of rows even if there is no column.
-        writer.append(".numbers", np.array(numbers, np.float32).reshape(-1, block.num_rows).T)
+        writer.append(".numbers", np.array(numbers, dtype).reshape(-1, block.num_rows).T)
         writer.append(".codes", np.array(codes, np.int32).reshape(-1, block.num_rows).T)
 
-    levels = {name: list(values) for name, values in code_of.items()}
+    levels = {name: category.values for name, category in categories.items()}
     names = [name for name in kinds or {} if name not in levels]
     return Table(names, levels, target, writer.appended(".numbers"), writer.appended(".codes"))
 
 
-def number_values(column: pa.Array, code_of: dict[str, int]) -> np.ndarray:
-    """Return codes (rows,) int32, 0 for missing cells; add values that are new to `code_of`."""
-    encoded = column.cast(STRING).dictionary_encode()
-    values = encoded.dictionary.to_pylist()
-    codes = [code_of.setdefault(value, len(code_of) + 1) for value in values]
-    places = encoded.indices.fill_null(-1).to_numpy()
-    return np.array([*codes, 0], np.int32)[places]
+def plain(cell: str, source: Source) -> str:
+    """Return one spelling for all of a value: 1 for 1.0 and True, but not for the code 01."""
+    text = " ".join(normalize("NFC", cell).split())
+    text = {"true": "1", "false": "0"}.get(text.lower(), text)
+    if NUMERAL.fullmatch(text) and source.number(text) < np.inf:
+        return f"{source.number(text):.15g}"
+    return text
 
 
 # --- what a column holds
@@ -80,6 +118,8 @@ def survey(block: Block) -> dict[str, str]:
     target = flags["target"]
     for name in [target, *flags["category"], *flags["drop"]]:
         place_of(name, block.columns, block.path)
+        if name in flags["drop"] and name in [target, *flags["category"]]:
+            raise UserError("the column is needed", f"--drop '{name}'", "remove one of the flags")
     kinds = {}
     for name in block.columns:
         if name in [target, *flags["drop"]]:
@@ -91,6 +131,8 @@ def survey(block: Block) -> dict[str, str]:
         what = "no column besides the target"
         raise UserError(what, str(block.path), "add a column to predict it from")
     kinds[target] = kind_of_target(block, target)
+    for name in kinds:
+        block.choose_type(name)
     return kinds
 
 
@@ -114,14 +156,15 @@ def kind_of(block: Block, name: str) -> str:
 
     Times have none, and are left out.
     """
+    source = block.source
     where = f"{block.path}, column '{name}'"
     maybe_id = f"note: {where}: if it is an id, add --drop '{name}' or --category '{name}'"
     values = block.parse(name)
     numbers = values[np.abs(values) < FLOAT32_MAX]
     if 2 * len(numbers) >= (~np.isnan(values)).sum():
         whole = numbers[numbers % 1 == 0]
-        is_counting = len(numbers) > FEW and (np.diff(numbers) == 1).all()
-        if is_counting or (np.float32(whole) != whole).any():
+        is_id = len(np.unique(whole)) == block.num_rows > FEW
+        if is_id or (np.float32(whole) != whole).any():
             print(maybe_id)
         return "number"
 
@@ -132,10 +175,11 @@ def kind_of(block: Block, name: str) -> str:
         what = f"column '{name}' holds times, so it is left out"
         print(f"note: {what}: add what matters, such as the hour, or --category '{name}'")
         return ""
-    signed = [cell for cell in cells if SIGNS.search(cell) and number(SIGNS.sub("", cell)) < np.inf]
-    if 2 * len(signed) > len(cells):
-        remedy = "remove separators and signs, or see --decimal and --category"
-        raise UserError(f"'{signed[0]}' is not a number", where, remedy)
+    measured = [cell for cell in cells if UNIT.match(cell) and source.number(cell) == np.inf]
+    units = {UNIT.sub(r"\1\2", cell) for cell in measured}
+    if len(measured) > max(len(cells) // 2, 2 * len(units), FEW_UNITS):
+        remedy = "remove units, currencies and other signs, or see --decimal and --category"
+        raise UserError(f"'{measured[0]}' is not a number", where, remedy)
     if len(cells) > max(len(column) // 2, FEW):
         print(maybe_id)
     return "category"

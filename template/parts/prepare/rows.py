@@ -4,6 +4,8 @@
 * `categories` (N, C): int32, with 0 for missing and unknown values
 * `target` (N,): float32, or the int64 number of a class
 * `row` (N,): int64, the row of the file, from 0; of several files, the row of all of them together
+
+If float32 has too few digits for a column, such as for Julian dates, numbers are float64.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ class Table:
     names: list[str]  # of the columns of numbers
     levels: dict[str, list[str]]  # values of each category
     target: str  # empty for rows to predict
-    numbers: np.ndarray  # (N, columns) float32
+    numbers: np.ndarray  # (N, columns) float32 or float64
     codes: np.ndarray  # (N, categories) int32
 
     def __len__(self) -> int:
@@ -66,6 +68,8 @@ def describe(table: Table, train: np.ndarray) -> Facts:
         categories.append({"name": name, "values": list(count_of), "missing": missing})
 
     facts: Facts = {"features": features, "categories": categories}
+    if table.numbers.dtype == np.float64:
+        facts["dtype"] = "float64"
     if table.target in counts:
         categories.pop()
         facts["target"] = _describe_classes(table, counts[table.target])
@@ -127,7 +131,7 @@ def write(writer: StoreWriter, table: Table, facts: Facts, order: np.ndarray) ->
     """Write the rows with the numbers `order`, with categories coded as in `facts`."""
     # If a column had no gap in training, a gap becomes the mean.
     gaps = [np.nan if column["missing"] else column["mean"] for column in facts["features"]]
-    fill = np.array(gaps, np.float32)
+    fill = np.array(gaps, table.numbers.dtype)
     new_codes = _new_codes(table, facts)
     num_categories = len(facts["categories"])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ TINY = np.finfo(np.float32).tiny
 ROUNDING = 1e-13  # relative; sums of equal float64 numbers may be off by less
 JITTER = 0.2  # distances of rows may differ from the usual one by this fraction
 BEFORE_ALL = np.iinfo(np.int64).min // 2  # earlier than any time
+INDEX = re.compile(r"Unnamed: \d+.*|__index_level_\d+__|index")  # names that pandas gives
 FIX = "fix it, join a time of day and its date, or see --time-column, --drop, --missing, --decimal"
 NO_TIME = (
     "fix it, or give the format, such as --time-format '%d.%m.%Y %H:%M', or the unit of numbers, "
@@ -40,7 +42,7 @@ class Series:
 
     names: list[str]
     times: np.ndarray  # (N,) int64, seconds since 1970, or row numbers
-    values: np.ndarray  # (N, C) float32
+    values: np.ndarray  # (N, C) float32, or float64 if float32 has too few digits
     step: int  # the usual distance of rows, in seconds
 
     def __len__(self) -> int:
@@ -78,7 +80,8 @@ def read_series(
             columns.append(column)
         times = read_times(block, time, last_time)
         last_time = times[-1]
-        writer.append(arrays[0], np.stack(columns, 1, dtype=np.float32))
+        dtype = source.style["dtype"] or np.float32
+        writer.append(arrays[0], np.stack(columns, 1, dtype=dtype))
         writer.append(arrays[1], times)
 
     writer.source = {"file": source.path.name, **source.style, "time_column": time, "fill": fill}
@@ -94,6 +97,10 @@ def choose_columns(block: Block, time: str, drop: list[str]) -> list[str]:
         if name != "none":
             place_of(name, block.columns, block.path)
     names = [name for name in block.columns if name not in (time, *drop)]
+    for name in names:
+        block.choose_type(name)
+        if INDEX.fullmatch(name):
+            print(f"note: column '{name}': if it is an index of pandas, add --drop '{name}'")
     if not names:
         raise UserError("no column of numbers", str(block.path), "add one next to the time")
     return names
@@ -164,13 +171,16 @@ def describe_frame(name: str, series: Series, history: int, num_known: int) -> F
     is_constant = std <= TINY + ROUNDING * np.abs(mean)
     for column in np.array(series.names)[is_constant]:
         print(f"note: column '{column}' is constant in the training {name}")
-    return {
+    frame: Facts = {
         "name": name,
         "history": history,
         "step": series.step,
         "mean": mean.tolist(),
         "std": np.where(is_constant, 1, std).tolist(),
     }
+    if known.dtype == np.float64:
+        frame["dtype"] = "float64"
+    return frame
 
 
 def describe(names: list[str], targets: list[int], horizon: int, frames: list[Facts]) -> Facts:

@@ -88,7 +88,7 @@ def tickers_of(block: Block, column: dict[str, str], path: Path) -> tuple[np.nda
     places = encoded.indices.fill_null(-1).to_numpy()
     if (places < 0).any():
         row = int((places < 0).argmax())
-        remedy = "fill it in, or remove the row"
+        remedy = "fill it in, or remove the row; if it is a name, such as NA, add --keep-na"
         raise block.error("a ticker is missing", row, column["ticker"], remedy)
     return places, encoded.dictionary.to_pylist()
 

@@ -42,7 +42,7 @@ FIX_FILE = (
 
 # How files are written. Delimiter and decimal mark are detected in the first CSV file, unless they
 # are given.
-STYLE = ("delimiter", "decimal", "encoding", "missing", "time_format")
+STYLE = ("delimiter", "decimal", "encoding", "missing", "keep_na", "time_format", "dtype")
 DELIMITERS = ",;\t|"
 # What may be above a header: blank lines, Excel's `sep=;`, and comments. A comment above a row that
 # has a number or a time is a header itself.
@@ -51,8 +51,21 @@ ABOVE = re.compile(
     r'(?!(.*[,;\t|])?["\s]*[-+.]?\d[-+.:/\deTZ "\r]*[,;\t|\n]))*'
 )
 csv.field_size_limit(BLOCK_BYTES)  # of a cell that is looked at to detect the decimal mark
-# Not `1,234`, whose comma may separate thousands.
-COMMA_NUMBER = re.compile(r"[+-]?(?![1-9]\d{0,2},\d{3}$)\d+,\d+([eE][+-]?\d+)?")
+# Not `1,234`, whose comma may separate thousands; but `1.234,5` and `1.234.567`.
+COMMA_NUMBER = re.compile(
+    r"[-+(]?(\d{1,3}([ .]\d{3})+,\d+|[1-9]\d{0,2}(\.\d{3}){2}|"
+    r"(?![1-9]\d{0,2},\d{3}\b)\d+,\d+([eE][+-]?\d+)?)[-)]?"
+)
+
+# How people write numbers: no-break and thin spaces or apostrophes between thousands, a minus sign.
+PLAIN_SIGNS = str.maketrans("\u00a0\u2007\u2009\u202f'’\u2212", "      -")
+NEGATIVE = re.compile(r"^\( *(.*?) *\)$|^(.*?) *-$|^- +")  # (12), 12- and - 12
+NUMBER = re.compile(
+    r"[-+]?([1-9]\d{0,2}([ ,])\d{3}(\2\d{3})*(\.\d*)?|\d+\.?\d*|\.\d+)([eE][-+]?\d+)?"
+)
+SWAP_MARKS = str.maketrans(",.", ".,")
+
+FAR = 1e4  # float32 leaves three digits of a column whose mean is so many standard deviations
 
 
 class Source:
@@ -71,12 +84,26 @@ class Source:
         self.style: dict[str, Any] = {name: self.flags.get(name) for name in STYLE}
         self.encoding = self.style["encoding"] or "utf-8"
         marks = self.style["missing"] or []
-        self.missing = [*MISSING, *marks]
-        self.gaps = [gap for gap in map(number, marks) if gap < np.inf]
+        named = [""] if self.style["keep_na"] else MISSING
+        self.missing = [*named, *marks]
+        self.gaps = [gap for gap in map(self.number, marks) if gap < np.inf]
+
+    def number(self, cell: str) -> float:
+        """Return the number in a cell: NaN for a missing one, infinity for any other text."""
+        if self.style["decimal"] == ",":
+            cell = cell.translate(SWAP_MARKS)
+        try:
+            return float(cell.replace("_", "x"))  # Python reads 1_2 as 12
+        except ValueError:
+            text = NEGATIVE.sub(r"-\1\2", cell.translate(PLAIN_SIGNS))
+            if NUMBER.fullmatch(text):
+                return float(re.sub("[ ,]", "", text))
+        # With --keep-na, these words are names in texts only.
+        return np.nan if cell in MISSING else np.inf
 
     def blocks(self) -> Iterator[Block]:
         """Yield all rows, block by block. Raises `UserError` for files that are not a table."""
-        is_empty = True
+        names: Iterable[str] = ()  # of the columns of the first file
         for path in self.files:
             row = 0
             try:
@@ -85,12 +112,15 @@ class Source:
                     block = Block(self, path, row, len(batch), columns_of(batch, path))
                     row += len(batch)
                     if len(batch) and block.columns:
-                        is_empty = False
+                        names = names or block.columns.keys()
+                        new = block.columns.keys() - names
+                        if new and not block.first:
+                            print(f"note: {path}: columns that the first file lacks: {sorted(new)}")
                         yield block
             except UNREADABLE as error:
                 what = f"cannot read the file ({error})".partition("\n")[0]
                 raise UserError(what, str(path), FIX_FILE) from error
-        if is_empty:
+        if not names:
             raise UserError("a table without rows", str(self.path), "check --input")
 
     def _batches(self, path: Path) -> Iterable[pa.RecordBatch]:
@@ -136,7 +166,7 @@ class Source:
         if not style["decimal"]:
             style["decimal"] = "."
             if style["delimiter"] != ",":
-                cells = (cell.strip() for row in rows for cell in row)
+                cells = (cell.strip().translate(PLAIN_SIGNS) for row in rows for cell in row)
                 if any(map(COMMA_NUMBER.fullmatch, cells)):
                     style["decimal"] = ","
                 found = f"delimiter {style['delimiter']!r} and decimal mark {style['decimal']!r}"
@@ -222,7 +252,7 @@ class Block:
         if pa.types.is_date(column.type) or pa.types.is_timestamp(column.type):
             return column
         try:
-            texts = pc.ascii_trim_whitespace(column.cast(STRING))
+            texts = pc.utf8_trim_whitespace(column.cast(STRING))
         except pa.ArrowException as error:
             remedy = f"store one number, text or time per cell, or add --drop '{name}'"
             raise self.error(f"a cell of type {column.type}", 0, name, remedy) from error
@@ -236,24 +266,30 @@ class Block:
 
     def parse(self, name: str) -> np.ndarray:
         """Return numbers (rows,) float64: NaN for missing cells, infinity if it is no number."""
+        column = self._column(name)
         try:
-            cells = self._with_points(self._column(name)).cast(pa.float64(), safe=False)
+            if self.source.style["decimal"] == "," and column.type == STRING:
+                # A cell that has a point is then no number for Arrow.
+                column = pc.replace_substring(pc.replace_substring(column, ".", "x"), ",", ".")
+            cells = column.cast(pa.float64(), safe=False)
             values = cells.to_numpy(zero_copy_only=False)
         except pa.ArrowException:
-            # Some cells are texts or times, or Arrow cannot read them, such as ` 1` or `+1`. Python
-            # reads each distinct cell once.
-            cells = self._with_points(self.column(name).cast(STRING)).dictionary_encode()
-            numbers = [*map(number, cells.dictionary.to_pylist()), np.nan]
-            values = np.array(numbers)[cells.indices.fill_null(-1)]
+            # Some cells are texts or times, or Arrow cannot read them, such as ` 1` or `1,000`.
+            # Python reads each distinct cell once.
+            cells = self.column(name).cast(STRING).dictionary_encode()
+            numbers = map(self.source.number, cells.dictionary.to_pylist())
+            values = np.array([*numbers, np.nan])[cells.indices.fill_null(-1)]
         for gap in self.source.gaps:
             values = np.where(values == gap, np.nan, values)
         return values
 
-    def _with_points(self, column: pa.Array) -> pa.Array:
-        """Write decimal marks as points. A cell that had a point is then not a number."""
-        if self.source.style["decimal"] != "," or column.type != STRING:
-            return column
-        return pc.replace_substring(pc.replace_substring(column, ".", "x"), ",", ".")
+    def choose_type(self, name: str) -> None:
+        """Store numbers as float64 if float32 keeps too few digits of a column, as of Julian dates."""
+        values = self.parse(name)
+        known = values[np.abs(values) < FLOAT32_MAX]
+        is_rounded = (np.float32(known) != known).any()
+        if is_rounded and abs(known.mean()) > FAR * (known.std() or 1):
+            self.source.style["dtype"] = "float64"
 
     def numbers(self, name: str, remedy: str) -> np.ndarray:
         """Return numbers (rows,) float64, with NaN for missing cells.
@@ -267,11 +303,3 @@ class Block:
             cell = str(self.column(name)[row])
             raise self.error(f"{cell!r} is not a finite number", row, name, remedy)
         return values
-
-
-def number(cell: str) -> float:
-    """Return the number in a cell, or infinity."""
-    try:
-        return float(cell.replace("_", "x"))  # Python reads 1_2 as 12
-    except ValueError:
-        return np.inf

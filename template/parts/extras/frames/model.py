@@ -66,11 +66,12 @@ class Forecaster(nn.Module):
         self.subtract = sizes.subtract_last
         self.dropout = sizes.dropout
         self.encoders = nn.ModuleList()
+        dtype = getattr(torch, frames[0].get("dtype", "float32"))
         for frame in frames:
-            self.register_buffer(f"mean_{frame['name']}", torch.tensor(frame["mean"]))
+            self.register_buffer(f"mean_{frame['name']}", torch.tensor(frame["mean"], dtype=dtype))
             self.register_buffer(f"std_{frame['name']}", torch.tensor(frame["std"]))
             self.encoders.append(Encoder(len(frame["mean"]), sizes.width, sizes.depth))
-        self.register_buffer("target_mean", torch.tensor(facts["target_mean"]))
+        self.register_buffer("target_mean", torch.tensor(facts["target_mean"], dtype=dtype))
         self.register_buffer("target_std", torch.tensor(facts["target_std"]))
         self.head = nn.Linear(sizes.width * len(frames), self.horizon * len(self.targets))
         self.line = None
@@ -87,7 +88,7 @@ class Forecaster(nn.Module):
         for name in self.names:
             mean = getattr(self, f"mean_{name}")
             std = getattr(self, f"std_{name}")
-            frames.append((batch[name] - mean) / std)
+            frames.append(((batch[name] - mean) / std).float())
         inputs = [x - x[:, -1:] for x in frames] if self.subtract else frames  # (B, T, C) each
         encoded = self.encode(inputs, batch)
         hidden = functional.dropout(encoded, self.dropout, self.training)
@@ -109,7 +110,7 @@ class Forecaster(nn.Module):
 
     def forward(self, batch: Batch) -> Output:
         forecast = self.forecast(batch)
-        target = (batch["target"] - self.target_mean) / self.target_std  # (B, H, G)
+        target = ((batch["target"] - self.target_mean) / self.target_std).float()  # (B, H, G)
         present = batch["present"]
         total_weight = present.sum(dtype=torch.float32) * (self.horizon * len(self.targets))
         error = (forecast - target) * present[:, None, None]

@@ -36,7 +36,7 @@ class Samples:
         return dict.fromkeys(names, span)
 
     def batch(self, rows: dict[str, Rows]) -> Batch:
-        """`features` (B, F) float32, `categories` (B, C) int32, `target` (B,)."""
+        """`features` (B, F) float, `categories` (B, C) int32, `target` (B,)."""
         batch = {name: array.values[:, 0] for name, array in rows.items()}
         return batch
 

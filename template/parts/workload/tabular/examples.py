@@ -67,10 +67,13 @@ def classes(target: np.ndarray, prediction: np.ndarray, names: list[str]) -> str
         "F1": 2 * right / (predicted + true).clip(1),
         "rows": true,
     }
+    title = f"Classes of the first {len(target):,} rows"
     if len(names) <= MATRIX:
         for name, count in zip(names, counts.T, strict=True):
             columns[f"as {name}"] = count
-    return markdown("Classes", columns)
+    else:
+        title += f", without the confusion matrix of more than {MATRIX} classes"
+    return markdown(title, columns)
 
 
 def markdown(title: str, columns: dict[str, np.ndarray]) -> str:

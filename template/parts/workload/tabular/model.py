@@ -29,10 +29,10 @@ class Block(nn.Module):
 class Network(nn.Module):
     """An MLP from the columns to the outputs.
 
-    The scaler is part of the network, since batches contain original units. A missing number
-    becomes the column's mean. For each column with gaps in training, an extra input is 1 where the
-    number is missing. Categories share one embedding table. Row 0 of each category is for missing
-    and unknown values, and is initialized to zero.
+    The scaler is part of the network, since batches contain original units, maybe as float64. A
+    missing number becomes the column's mean. For each column with gaps in training, an extra input
+    is 1 where the number is missing. Categories share one embedding table. Row 0 of each category
+    is for missing and unknown values, and is initialized to zero.
     """
 
     mean: Tensor
@@ -46,7 +46,9 @@ class Network(nn.Module):
         columns = facts["features"]
         levels = [len(column["values"]) + 1 for column in facts["categories"]]
         gaps = [number for number, column in enumerate(columns) if column["missing"]]
-        self.register_buffer("mean", torch.tensor([column["mean"] for column in columns]))
+        dtype = getattr(torch, facts.get("dtype", "float32"))
+        mean = torch.tensor([column["mean"] for column in columns], dtype=dtype)
+        self.register_buffer("mean", mean)
         self.register_buffer("std", torch.tensor([column["std"] for column in columns]))
         self.register_buffer("gaps", torch.tensor(gaps, dtype=torch.int64))
         self.register_buffer("offsets", torch.tensor([0, *levels[:-1]]).cumsum(0))
@@ -71,7 +73,7 @@ class Network(nn.Module):
         parts = []
         if len(self.mean):
             features = batch["features"]  # (B, F), NaN where a cell was empty
-            scaled = (features - self.mean) / self.std
+            scaled = ((features - self.mean) / self.std).float()
             if len(self.gaps):  # the length is known on the host, so the device need not wait
                 parts.append(features[:, self.gaps].isnan().float())
                 scaled = scaled.nan_to_num()
@@ -93,14 +95,15 @@ class Regression(Network):
 
     def __init__(self, settings: Any, facts: dict[str, Any], outputs: int):
         super().__init__(settings, facts, outputs)
-        self.register_buffer("target_mean", torch.tensor(facts["target"]["mean"]))
+        mean = torch.tensor(facts["target"]["mean"], dtype=self.mean.dtype)
+        self.register_buffer("target_mean", mean)
         self.register_buffer("target_std", torch.tensor(facts["target"]["std"]))
 
     def forward(self, batch: Batch) -> Output:
         prediction = self.outputs(batch).squeeze(1)
         present = batch["present"]
         total_weight = present.sum(dtype=torch.float32)
-        target = (batch["target"] - self.target_mean) / self.target_std
+        target = ((batch["target"] - self.target_mean) / self.target_std).float()
         # Padding rows have no error.
         target = torch.where(present, target, prediction.detach())
         squares = functional.mse_loss(prediction, target, reduction="sum")
@@ -119,8 +122,8 @@ class Regression(Network):
 
     def predict(self, batch: Batch) -> dict[str, Tensor]:
         """Return `prediction` (B,) in the target's own units."""
-        output = self.outputs(batch).squeeze(1)
-        return {"prediction": output * self.target_std + self.target_mean}
+        output = self.outputs(batch).squeeze(1) * self.target_std
+        return {"prediction": output.to(self.target_mean.dtype) + self.target_mean}
 
 
 class Classification(Network):

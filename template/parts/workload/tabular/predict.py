@@ -87,7 +87,8 @@ def new_rows(path: Path, flags: dict[str, Any], trained: Store, folder: str | Pa
     kinds = {column["name"]: "number" for column in facts["features"]}
     kinds |= {column["name"]: "category" for column in facts["categories"]}
     with StoreWriter(folder, trained.workload) as writer:
-        table = read_table(writer, Source(path, flags, trained.source), kinds=kinds)
+        source = Source(path, flags, trained.source)
+        table = read_table(writer, source, kinds=kinds, known=facts["categories"])
         write(writer, table, facts, np.arange(len(table)))
         writer.splits = {"input": [0, len(table)]}
     return Store.open(folder)

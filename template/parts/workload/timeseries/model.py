@@ -66,10 +66,11 @@ class Forecaster(nn.Module):
         self.horizon = facts["horizon"]  # rows
         self.subtract = sizes.subtract_last
         self.register_buffer("targets", torch.tensor(facts["targets"]), persistent=False)
-        self.register_buffer("mean", torch.tensor(frame["mean"]))
+        dtype = getattr(torch, frame.get("dtype", "float32"))
+        self.register_buffer("mean", torch.tensor(frame["mean"], dtype=dtype))
         self.register_buffer("std", torch.tensor(frame["std"]))
         self.encoder = Encoder(num_columns, sizes.width, sizes.depth)
-        self.register_buffer("target_mean", torch.tensor(facts["target_mean"]))
+        self.register_buffer("target_mean", torch.tensor(facts["target_mean"], dtype=dtype))
         self.register_buffer("target_std", torch.tensor(facts["target_std"]))
         self.dropout = nn.Dropout(sizes.dropout)
         self.head = nn.Linear(sizes.width, self.horizon * num_targets)
@@ -81,7 +82,7 @@ class Forecaster(nn.Module):
 
     def forecast(self, batch: Batch) -> Tensor:
         """Return standardized forecasts (B, H, G), in float32 even under autocast."""
-        history = (batch["rows"] - self.mean) / self.std
+        history = ((batch["rows"] - self.mean) / self.std).float()
         last = history[:, -1:]
         changes = history - last
         hidden = self.dropout(self.encode(changes if self.subtract else history, batch))
@@ -99,7 +100,7 @@ class Forecaster(nn.Module):
 
     def forward(self, batch: Batch) -> Output:
         forecast = self.forecast(batch)
-        target = (batch["target"] - self.target_mean) / self.target_std  # (B, H, G)
+        target = ((batch["target"] - self.target_mean) / self.target_std).float()  # (B, H, G)
         present = batch["present"]
         total_weight = present.sum(dtype=torch.float32) * (self.horizon * len(self.targets))
         error = (forecast - target) * present[:, None, None]

@@ -98,6 +98,8 @@ def add_input(
         metavar="TEXT",
         help="text of a missing cell, such as `?`, besides empty, NA, nan and null; repeatable",
     )
+    text = "count NA, nan and null in texts as names, such as of a country, not as missing"
+    add("--keep-na", action="store_true", default=None, help=text)
     if times:
         add(
             "--time-format",
