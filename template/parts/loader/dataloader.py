@@ -159,7 +159,7 @@ def prepare_worker(worker: int) -> None:
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     # Python would drop a batch that it cannot pass, and the main process would wait for it.
-    Queue._on_queue_feeder_error = staticmethod(end_worker)  # type: ignore[method-assign]
+    Queue._on_queue_feeder_error = staticmethod(end_worker)  # type: ignore[attr-defined]
 
 
 def end_worker(error: Exception, batch: object) -> None:
