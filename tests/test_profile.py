@@ -142,6 +142,24 @@ def test_verdicts(split, products, kind):
     assert module().verdict(shares, products, cuda=True)[0] == kind
 
 
+def test_the_largest_share_decides():
+    for split, products, kind in (
+        ((0.10, 0.24, 0.66), 0.9, "launch"),
+        ((0.11, 0.24, 0.65), 0.9, "launch"),
+        ((0.34, 0.33, 0.33), 0.1, "input"),
+        ((0.40, 0.45, 0.15), 0.9, "compute"),
+        ((0.00, 0.55, 0.45), 0.9, "compute"),
+        ((0.11, 0.88, 0.01), 0.1, "memory"),
+        ((0.09, 0.52, 0.39), 0.1, "memory"),
+    ):
+        shares = dict(zip(("data", "compute", "idle"), split, strict=True))
+        for cuda in (True, False):
+            found, why = module().verdict(shares, products, cuda)
+            assert found == kind, split
+            if kind in ("input", "launch"):
+                assert f"{max(split):.0%} of a step" in why
+
+
 def test_shares_of_a_step():
     shares = module().shares
     gpu = shares(seconds=0.1, waited=0.02, busy=0.05, traced=0.4, cuda=True)

@@ -28,10 +28,7 @@ BACKWARD = "autograd::engine::evaluate_function: "
 NO_OPERATION = (RANGE, "Optimizer.", "[memory]", "ProfilerStep", "enumerate(")
 WARMUP = 3  # steps before the clock starts
 TRACED = 3  # steps under the profiler
-# Above these fractions, a step is bound by its input, by launches, or by compute.
-INPUT = 0.10
-IDLE = 0.40
-PRODUCTS = 0.50
+PRODUCTS = 0.50  # of the compute time: with less arithmetic, a step is bound by memory
 # The names of arithmetic operations; all others mostly move bytes.
 ARITHMETIC = re.compile(
     r"mm$|matmul|linear|conv|attention|lstm|gru|rnn|bmm|flash|gemm", re.IGNORECASE
@@ -292,11 +289,13 @@ def shares(seconds: float, waited: float, busy: float, traced: float, cuda: bool
 def verdict(split: Shares, products: float, cuda: bool) -> tuple[str, str]:
     """Return what bounds a step (input, launch, memory or compute), and the evidence.
 
-    products: the fraction of the compute time that is arithmetic.
+    The largest of the fractions decides. products: the fraction of the compute time that is
+    arithmetic.
     """
-    if split["data"] > INPUT:
+    largest = max(split, key=lambda name: split[name])
+    if largest == "data":
         return "input", f"{split['data']:.0%} of a step waits for data"
-    if split["idle"] > IDLE:
+    if largest == "idle":
         why = "only Python runs, between operations"
         if cuda:
             why = "the GPU is idle, because Python launches kernels too slowly"

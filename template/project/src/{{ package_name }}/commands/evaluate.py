@@ -43,7 +43,8 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     metrics = project.ask_dataset("finish", sums, sums, store, split)
     baseline = project.ask_dataset("baseline_loss", None, store, split)
     count = loader.order.count
-    print(f"{device_line(project.device)}, precision {project.precision.name}")
+    print(device_line(project.device))
+    print("\n".join(project.optimization_lines()))
     print(f"{folder}: {split} split, checkpoint of step {step}, {arguments.weights} weights")
     print(f"{count:,} samples in {seconds:.1f} s, {count / seconds:,.0f} samples/s")
     for name, value in metrics.items():
