@@ -146,7 +146,8 @@ def test_without_optimizations_the_graphs_are_built_again_with_the_same_losses(t
     for number, words in enumerate(((), ("--graph_builder.use_in_training", "false"))):
         folder = tmp_path / str(number)
         words = ("train", "--no-optimize", *words, *split("--training.max_steps 3"))
-        check_run(project, *words, *split("--monitor.every_steps 1"), cwd=folder)
+        done = check_run(project, *words, *split("--monitor.every_steps 1"), cwd=folder)
+        assert re.search(f"^  graphs +{('rebuilt', 'cached')[number]} ", done.out, re.MULTILINE)
         settings = (newest_run(folder) / "config.resolved.yaml").read_text()
         assert ("graph_builder.use_in_training: true " in settings) == (number == 0)
         curves.append(losses(folder))

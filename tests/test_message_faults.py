@@ -89,8 +89,8 @@ def waiting(milliseconds: float) -> Callable[[], None]:
 @pytest.mark.parametrize(
     ("loader", "advice"),
     [
-        ("dataloader", "raise data.batch_size (32), or data.num_workers (0) if a batch takes over"),
-        ("memmap", "raise data.batch_size (32), or move work from dataset.py to `prepare`"),
+        ("dataloader", "(loader dataloader, data.num_workers: the main process reads; "),
+        ("memmap", "(loader memmap, data.resident: rows are read from the files; no workers)"),
     ],
 )
 def test_a_wait_for_data_names_the_settings_to_raise(loader, advice, tmp_path):
@@ -100,8 +100,9 @@ def test_a_wait_for_data_names_the_settings_to_raise(loader, advice, tmp_path):
     project = render(workload="tabular", loader=loader)
     words = ("train", *split(words), "--model.width", "8", "--data.batch_size", "32")
     done = check_run(project, *words, cwd=tmp_path, before=waiting(4))
-    (alert,) = [line for line in done.out.splitlines() if "input-bound" in line]
-    assert f"100% of the time: {advice}" in alert
+    (alert,) = [line for line in done.out.splitlines() if "alert: data wait" in line]
+    larger = "raise data.batch_size (32), or move work from dataset.py to `prepare` "
+    assert f"% of the time: {larger}{advice}" in alert
 
 
 # ---- flags of commands that measure --------------------------------------------------------------

@@ -91,6 +91,11 @@ def whole(tmp_path):
     events = [{"step": 100, "event": "baseline_loss", "loss": 1.25}]
     events.append({"step": 120, "event": "alert", "text": "input-bound: a | b"})
     events.append({"step": 120, "event": "resumed"})
+    for step, seconds in ((150, 1.0), (300, 83.0)):  # the last one counts
+        times = {"forward/backward": 17.0, "validation": seconds, "saving": 0.0}
+        events.append({"step": step, "event": "checkpoint", "times": times})
+    for wrong in ("17", [17.0], {"saving": "17", "Python": -1.0, "optimizer": 1e300}):
+        events.append({"step": 300, "event": "checkpoint", "times": wrong})
     write_lines(run / "events.jsonl", events)
     return run
 
@@ -103,6 +108,7 @@ def test_a_whole_run(whole):
         "- best: validation loss 0.4 at step 200 (baseline 1.25)\n",
         "- alert: step 120: input-bound: a | b",
         "- note: synthetic data",
+        "- time: 0:01:40: validation 83%, forward/backward 17%\n",
         "(curves.png)",
         "| training.epochs | 3 | 10 | a flag |",
     ):

@@ -2,8 +2,12 @@
 grows."""
 
 import csv
+import os
+import re
+import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from shlex import split
 from types import SimpleNamespace
@@ -14,7 +18,7 @@ import pytest
 import torch
 from importing import imported
 from rendering import render
-from running import check_run, newest_run, one_error, report_of, run
+from running import check_run, newest_run, one_error, report_of, rows, run
 from torch import nn
 from variants import choices
 
@@ -45,23 +49,34 @@ def test_a_badly_used_device_gets_cause_and_remedy(waits, roof, means, kind, say
     judged = watch.judge(waits, roof, means, SETTINGS)
     assert (judged[0] if judged else None) == kind
     assert says in (judged[1] if judged else "")
-    assert watch.WAITS == alerts.WAIT_FRACTION, "no case is left to neither"
+    assert alerts.TIME_LIMITS["data wait"][0] == watch.WAITS, "no case is left to neither"
 
 
-def test_waiting_for_data_is_judged_over_a_stretch():
-    """Needs neither NVML nor `watch`; the first row compiles and fills caches, and does not
-    count."""
-    run = MagicMock(settings=SETTINGS, accumulation=1, record=None)
+def test_a_kind_of_time_that_is_out_of_proportion_is_judged_over_a_stretch():
+    """Needs neither NVML nor `watch`."""
+    run = MagicMock(settings=SETTINGS, num_steps=1000)
     run.meter.num_steps = 1
-    hook = alerts.Hook()
-    alerts_so_far = []
-    # Too short, 2.5 of 18 s are few, 5.5 of 27 s are not.
-    for run.step, (seconds, waited) in enumerate([(60, 60), (9, 2), (9, 0.5), (9, 3)], start=1):
-        record = {"step_ms": 1000 * seconds, "data_wait_fraction": waited / seconds}
-        hook.before_record(run, record)
-        run.record = record
-        alerts_so_far.append(run.log.alert.call_count)
-    assert alerts_so_far == [0, 0, 0, 1]
+    run.loader.describe.return_value = [{"state": "memmap", "why": "no workers"}]
+    for kind, says in (
+        ("data wait", r"raise data.batch_size \(64\), or move .* \(loader memmap, no workers\)"),
+        ("validation", r"raise evaluation.every_steps .* lower evaluation.fraction \(1\)"),
+        ("saving", "raise checkpoint.every_steps"),
+        ("optimizer", "training.gradient_accumulation_steps"),
+        ("Python", "hooks/"),
+    ):
+        run.log.alert.reset_mock()
+        limit, _ = alerts.TIME_LIMITS[kind]
+        alerts_so_far = []
+        # Too short, then below the limit, then above it.
+        for seconds, fraction in ((9, 0.9), (100, limit - 0.02), (100, limit + 0.02)):
+            rest = (1 - fraction) * seconds
+            run.meter.times = Counter({kind: fraction * seconds, "forward/backward": rest})
+            alerts.Hook().before_record(run, {})
+            alerts_so_far.append(run.log.alert.call_count)
+        assert alerts_so_far == [0, 0, 1]
+        _, name, line = run.log.alert.call_args.args
+        assert name == kind
+        assert re.fullmatch(f"{kind} takes {limit + 0.02:.0%} of the time: .*{says}.*", line)
 
 
 def slow_loader() -> None:
@@ -89,12 +104,124 @@ def test_a_slow_loader_is_told_and_reported_once(framework, tmp_path):
     project = render(workload="tabular", framework=framework, **WATCH)
     result = check_run(project, "train", *words, cwd=tmp_path, before=slow_loader)
     (alert,) = [line for line in result.out.splitlines() if line.startswith("alert: ")]
-    assert alert.startswith("alert: input-bound: the loop waits for data ")
+    assert alert.startswith("alert: data wait takes ")
     report = report_of(tmp_path)
     assert f": {alert.removeprefix('alert: ')}\n" in report
     assert "| training process, MB |" in report
     with open(newest_run(tmp_path) / "system.csv", newline="") as file:
         assert all(float(sample["host_mb"]) > 10 for sample in csv.DictReader(file))
+
+
+# ---- where the time of a run goes ----
+
+COSTS = {"data wait": 0.25, "forward/backward": 1.0, "optimizer": 0.5, "saving": 2.0}
+VALIDATION = 16.0  # an evaluation has one batch
+
+
+def costs() -> None:
+    """By the clock that all read, each part of a run takes as long as in `COSTS`."""
+    from my_training import model
+    from my_training.dataset import Samples
+    from my_training.engine.run.checkpoint import Checkpoint
+
+    now = [0.0]
+    time.perf_counter = lambda: now[0]
+
+    def takes(owner: Any, name: str, seconds: Callable[[Any], float]) -> None:
+        function = getattr(owner, name)
+
+        def slow(self, *words, **named):
+            now[0] += seconds(self)
+            return function(self, *words, **named)
+
+        setattr(owner, name, slow)
+
+    def forward(model: nn.Module) -> float:
+        return COSTS["forward/backward"] if model.training else VALIDATION
+
+    takes(Samples, "batch", lambda samples: COSTS["data wait"] if samples.training else 0)
+    takes(model.Regression, "forward", forward)
+    takes(torch.optim.AdamW, "step", lambda _: COSTS["optimizer"])
+    takes(Checkpoint, "save", lambda _: COSTS["saving"])
+
+
+def expected(steps: int, first_steps: int, evaluations: int, saves: int) -> dict[str, float]:
+    """steps: without the first ones, each of which has a dry run before it."""
+    of_a_step = {kind: COSTS[kind] for kind in ("data wait", "forward/backward", "optimizer")}
+    times = {kind: steps * seconds for kind, seconds in of_a_step.items()}
+    of_a_first_step = 2 * sum(of_a_step.values()) - COSTS["optimizer"]
+    times["compiling and first step"] = first_steps * of_a_first_step
+    times["validation"] = evaluations * VALIDATION
+    times["saving"] = saves * COSTS["saving"]
+    return times
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("framework", choices("framework"))
+@pytest.mark.first(1)
+def test_a_run_says_where_its_time_went_and_a_resume_adds_to_it(framework, accumulation, tmp_path):
+    project = render(workload="tabular", framework=framework)
+    words = "--data.batch_size 64 --training.max_steps 8 --evaluation.every_steps 4"
+    words += f" --monitor.every_steps 2 --training.gradient_accumulation_steps {accumulation}"
+    words += " --evaluation.batch_size 4096 --checkpoint.every_steps 100"
+    stopped = check_run(
+        project, "train", *split(words), "--max-steps", "6", cwd=tmp_path, before=costs
+    )
+    in_two = check_run(project, "train", "--resume", cwd=tmp_path, before=costs)
+    events = rows(tmp_path, "events")
+    of_saves = {event["step"]: event["times"] for event in events if "times" in event}
+
+    for step, numbers in ((6, (5, 1, 1, 2)), (8, (6, 2, 2, 3))):
+        wanted = expected(*numbers)
+        for kind in ("data wait", "forward/backward"):
+            wanted[kind] *= accumulation
+        wanted["compiling and first step"] += (accumulation - 1) * numbers[1] * 1.25
+        measured = {kind: seconds for kind, seconds in of_saves[step].items() if seconds}
+        assert measured == pytest.approx(wanted)
+
+    total = sum(of_saves[8].values())
+    for done, times in ((stopped, of_saves[6]), (in_two, of_saves[8])):
+        (line,) = [line for line in done.out.splitlines() if line.startswith("time ")]
+        assert f": validation {times['validation'] / sum(times.values()):.0%}, " in line
+    assert f"- {line.replace('time ', 'time: ')}\n" in report_of(tmp_path)
+    assert total > 2 * VALIDATION
+    (alert,) = [line for line in stopped.out.splitlines() if line.startswith("alert: ")]
+    assert alert.startswith("alert: validation takes ")
+
+    # The steps that are left, and the evaluation with its checkpoint that is left.
+    records = [record for record in rows(tmp_path) if "eta_s" in record]
+    of_a_step = accumulation * 1.25 + 0.5
+    assert [record["step"] for record in records] == [2, 4, 6]
+    wanted = [6 * of_a_step, 4 * of_a_step, 2 * of_a_step + VALIDATION + COSTS["saving"]]
+    assert [record["eta_s"] for record in records] == pytest.approx(wanted)
+
+
+def interrupted() -> None:
+    """The first batch of an evaluation sends a signal."""
+    from my_training import model
+
+    costs()
+    forward = model.Regression.forward
+
+    def stopping(self, batch):
+        if not self.training:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return forward(self, batch)
+
+    model.Regression.forward = stopping
+
+
+def test_an_evaluation_that_a_resume_repeats_counts_as_validation(tmp_path):
+    project = render(workload="tabular")
+    words = split("--data.batch_size 64 --training.max_steps 8 --evaluation.every_steps 4")
+    assert run(project, "train", *words, cwd=tmp_path, before=interrupted).code == 143
+    check_run(project, "train", "--resume", "--max-steps", "6", cwd=tmp_path, before=costs)
+    (evaluation,) = [record for record in rows(tmp_path) if "split" in record]
+    *_, times = [event["times"] for event in rows(tmp_path, "events") if "times" in event]
+    wanted = expected(steps=4, first_steps=2, evaluations=1, saves=3)
+    wanted["validation"] += evaluation["seconds"]
+    assert evaluation["seconds"] > VALIDATION
+    assert {kind: seconds for kind, seconds in times.items() if seconds} == pytest.approx(wanted)
 
 
 # ---- samples ----

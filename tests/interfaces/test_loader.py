@@ -4,6 +4,7 @@ sequence."""
 import multiprocessing
 import os
 import random
+import re
 import time
 from typing import Any
 
@@ -304,3 +305,26 @@ def test_a_worker_that_dies_is_one_line(make):
     user_error = engine("errors", loader="dataloader").UserError
     with pytest.raises(user_error, match=r"worker died: 1 workers: .*num_workers"):
         next(made.epoch(0))
+
+
+def test_the_start_of_a_run_shows_workers_chunks_and_what_is_resident(opened):
+    alone = "data.num_workers: the main process reads; nothing is resident"
+    two = "data.num_workers: 2 workers, persistent, prefetch 2 batches each; nothing is resident"
+    fresh = "data.num_workers: 1 workers, new in each epoch, prefetch 3 batches each; .*"
+    anew = {"num_workers": 1, "persistent_workers": False, "prefetch_factor": 3}
+    small = {"resident": False, "chunk_size_gb": 0.3}
+    chunks = "data.chunk_size_gb: 3 chunks of up to 0.1 GB, nothing is resident; no workers"
+    for loader, given, why in (
+        ("dataloader", {}, alone),
+        ("dataloader", {"num_workers": 2}, two),
+        ("dataloader", anew, fresh),
+        ("memmap", {}, "data.resident: rows are read from the files; no workers"),
+        ("memmap", {"resident": True}, "data.resident: rows stay on the device if .*; no workers"),
+        ("chunk", {}, "data.resident: all rows, .* GB, will be resident; no workers"),
+        ("chunk", small, chunks),
+    ):
+        made = make_loader(loader, shapes()["rows"], opened(loader), settings(**given))
+        order, row = made.describe()
+        made.close()
+        assert (order["name"], row["name"], row["state"]) == ("order", "loader", loader)
+        assert re.fullmatch(why, row["why"]), row

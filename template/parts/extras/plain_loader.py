@@ -77,6 +77,10 @@ class Loader:
     def __len__(self) -> int:
         return len(self.order)
 
+    def describe(self) -> list[dict[str, str]]:
+        why = f"a baseline; {self.workers} workers"
+        return [self.order.describe(), {"name": "loader", "state": "plain", "why": why}]
+
     def epoch(self, epoch: int, start_batch: int = 0) -> Iterator[Batch]:
         indices = self.order.indices(epoch, start_batch, len(self))
         batches = DataLoader(

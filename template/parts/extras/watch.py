@@ -118,7 +118,7 @@ class Hook:
             start_time = time.perf_counter()
             self.roof = roof_of(run, self.shapes)
             self.shapes = {}
-            run.meter.exclude(time.perf_counter() - start_time)
+            run.meter.start_time += time.perf_counter() - start_time
         if run.record is not None and run.record is not self.row:
             self._judge(run, run.record, first=self.row is None)
             self.row = run.record

@@ -60,6 +60,10 @@ class Loader:
                     rows = self._host(rows, indices, epoch)
                 yield deliver(self.samples, rows, indices, self.device)
 
+    def describe(self) -> list[dict[str, str]]:
+        why = self._chunks.describe()
+        return [self.order.describe(), {"name": "loader", "state": "chunk", "why": why}]
+
     def close(self) -> None:
         self._chunks.close()
 

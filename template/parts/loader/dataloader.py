@@ -140,6 +140,15 @@ class Loader:
             return error
         return UserError(what, f"{self.workers} workers", remedy)
 
+    def describe(self) -> list[dict[str, str]]:
+        why = "data.num_workers: the main process reads"
+        if self.workers:
+            ahead = self._loader.prefetch_factor
+            kept = "persistent" if self._loader.persistent_workers else "new in each epoch"
+            why = f"data.num_workers: {self.workers} workers, {kept}, prefetch {ahead} batches each"
+        why += "; nothing is resident"
+        return [self.order.describe(), {"name": "loader", "state": "dataloader", "why": why}]
+
     def close(self) -> None:
         self._loader._iterator = None  # ends persistent workers
 

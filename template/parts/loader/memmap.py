@@ -83,6 +83,11 @@ class Loader:
         for name, values in rows.items():
             self.store.resident[name] = values.to(self.device, copy=True)
 
+    def describe(self) -> list[dict[str, str]]:
+        where = "stay on the device if they fit" if self._wanted else "are read from the files"
+        why = f"data.resident: rows {where}; no workers"
+        return [self.order.describe(), {"name": "loader", "state": "memmap", "why": why}]
+
     def close(self) -> None:
         self._mapped = {}
         self.store.resident.clear()

@@ -303,19 +303,44 @@ class Chunks:
 
     def _choose_size(self) -> None:
         """Choose the size of the chunks, or make all rows resident."""
-        budget = free_for_chunks(self.holder)
-        if self.data.chunk_size_gb != "auto":
-            budget = int(float(self.data.chunk_size_gb) * 1e9)
-        self.capacity = max((budget - 2 * self.batch_bytes) // len(self.buffers), 1)
+        budget = self._budget()
+        self.capacity = self._capacity(budget)
         if self.data.resident:
             self._reside(budget)
 
-    def _reside(self, budget: int) -> None:
-        """Read all rows of the arrays, if they fit and another loader has not done it."""
+    def _budget(self) -> int:
+        """Return the bytes for all chunks."""
+        if self.data.chunk_size_gb == "auto":
+            return free_for_chunks(self.holder)
+        return int(float(self.data.chunk_size_gb) * 1e9)
+
+    def _capacity(self, budget: int) -> int:
+        return max((budget - 2 * self.batch_bytes) // len(self.buffers), 1)
+
+    def _whole(self) -> dict[str, Layout]:
+        """Lay out all rows of the arrays that are not resident."""
         layouts = {}
         for name in self.sources.keys() - self.resident.keys():
             rows = self.sources[name].array.shape[0]
             layouts[name] = Layout(np.array([[0, rows, 0]]), [], rows)
+        return layouts
+
+    def describe(self) -> str:
+        """Return where the rows will be, for the start of a run."""
+        budget = self._budget()
+        size = self._size(self._whole())
+        workers = "no workers"
+        if self.sources.keys() <= self.resident.keys():
+            return f"data.resident: all rows are resident; {workers}"
+        if self.data.resident and size <= budget:
+            return f"data.resident: all rows, {size / 1e9:.2g} GB, will be resident; {workers}"
+        capacity = (self.capacity or self._capacity(budget)) / 1e9
+        chunks = f"{len(self.buffers)} chunks of up to {capacity:.2g} GB"
+        return f"data.chunk_size_gb: {chunks}, nothing is resident; {workers}"
+
+    def _reside(self, budget: int) -> None:
+        """Read all rows of the arrays, if they fit and another loader has not done it."""
+        layouts = self._whole()
         size = self._size(layouts)
         is_required = self.data.resident is True
         if size > budget:

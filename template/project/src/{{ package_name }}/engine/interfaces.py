@@ -113,6 +113,9 @@ class Loader(Protocol):
     def epoch(self, epoch: int, start_batch: int = 0) -> Iterator[Batch]:
         """Yield an epoch from batch `start_batch` on; the seed and both numbers decide it."""
 
+    def describe(self) -> list[dict[str, str]]:
+        """Return lines for the start of a run, of the order and the loader: name, state, why."""
+
     def close(self) -> None: ...
 
 

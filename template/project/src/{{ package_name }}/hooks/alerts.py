@@ -1,4 +1,4 @@
-"""Warns once if a run waits for its data, diverges, overflows, or is shorter than its warm-up.
+"""Warns if a part of a run takes too long, and if it diverges, overflows or only warms up.
 
 If the steps of fp16 overflow for too long, the run ends. To turn all of this off, delete this file.
 """
@@ -14,8 +14,24 @@ from ..engine.run.explanations import advice
 if TYPE_CHECKING:
     from ..engine.run.run import Run
 
-WAIT_FRACTION = 0.15  # of the time: a longer wait for data is an alert
-WAIT_SECONDS = 10.0  # the wait is judged after so much time
+LARGER_BATCH = "raise data.batch_size ({settings.data.batch_size})"
+# The kinds of time that are an alert: above which fraction of the time, and what to do.
+TIME_LIMITS = {
+    "data wait": (
+        0.15,
+        f"{LARGER_BATCH}, or move work from dataset.py to `prepare` "
+        "(loader {loader[state]}, {loader[why]})",
+    ),
+    "validation": (
+        0.3,
+        "raise evaluation.every_steps or evaluation.batch_size, or lower evaluation.fraction "
+        "({settings.evaluation.fraction:g})",
+    ),
+    "saving": (0.1, "raise checkpoint.every_steps, and evaluation.every_steps for the best one"),
+    "optimizer": (0.5, f"{LARGER_BATCH} or training.gradient_accumulation_steps"),
+    "Python": (0.5, f"{LARGER_BATCH}, or look for slow code in hooks/ and train.py"),
+}
+LEAST_SECONDS = 10.0  # the times are judged after so much time
 DIVERGENCE_FACTOR = 3.0  # a loss above so many times the best loss is an alert
 LEARNING_STEPS = 20  # every model is bad in its first steps
 LEARNING_FRACTION = 0.1  # of the steps: after them, a model must beat the baseline
@@ -31,8 +47,6 @@ class Hook:
     trials = False
 
     def __init__(self) -> None:
-        self.seconds = 0.0  # of training
-        self.waited = 0.0  # for data
         self.baseline: float | None = None
         self.skipped = 0  # steps in a row
 
@@ -45,22 +59,18 @@ class Hook:
             run.notes.append(f"{what}, so the learning rate stays below its peak: {remedy}")
 
     def before_record(self, run: Run, record: dict[str, Any]) -> None:
-        """Judge the overflows, then the wait for data, without the first steps."""
+        """Judge the overflows, then where the time of all calls of `train` went."""
         self._judge_overflows(run, record.get("skipped_steps", 0))
-        if run.record is None:
-            return
-        seconds = run.meter.num_steps * record["step_ms"] / 1000
-        self.seconds += seconds
-        self.waited += seconds * record["data_wait_fraction"]
-        fraction = self.waited / self.seconds
-        if self.seconds > WAIT_SECONDS and fraction > WAIT_FRACTION:
-            remedy = f"raise data.batch_size ({run.settings.data.batch_size})"
-            workers = getattr(run.loader, "workers", None)
-            if workers is not None:
-                remedy += f", or data.num_workers ({workers}) if a batch takes over 5 ms to read"
-            remedy += ", or move work from dataset.py to `prepare`"
-            what = f"input-bound: the loop waits for data {fraction:.0%} of the time"
-            run.log.alert(run.step, "input-bound", f"{what}: {remedy}")
+        times = run.meter.times
+        seconds = times.total()
+        for kind, (limit, remedy) in TIME_LIMITS.items():
+            fraction = times[kind] / seconds
+            if seconds > LEAST_SECONDS and fraction > limit:
+                text = (
+                    f"{kind} takes {fraction:.0%} of the time: "
+                    f"{remedy.format(settings=run.settings, loader=run.loader.describe()[-1])}"
+                )
+                run.log.alert(run.step, kind, text)
 
     def _judge_overflows(self, run: Run, num_skipped: int) -> None:
         """Count the steps of records in which each one overflowed: such a run learns nothing."""

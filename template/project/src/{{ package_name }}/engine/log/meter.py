@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,9 @@ class Meter:
     def __init__(self, distributed: Distributed, skips: bool):
         self.distributed = distributed
         self.skips = skips
+        self.times: Any = Counter()  # seconds by kind, also of earlier calls of `train`
+        self.is_first_step = True
+        self._last_time = time.perf_counter()
         self.step_weights: list[Tensor] = []  # of the micro-batches of the current step
         self._values: dict[str, Pairs] = {"loss": []}  # of the loss, means; of others, sums
         self._unchecked: Values = []  # in the order of the steps; equally many on every rank
@@ -54,9 +58,9 @@ class Meter:
 
     def next_batch(self, batches: Iterator[Batch]) -> Batch:
         """Return the next batch; count how long the loop waits for it."""
-        start_time = time.perf_counter()
+        self.count("Python")
         batch = next(batches)
-        self.waited += time.perf_counter() - start_time
+        self.waited += self.count("data wait")
         return batch
 
     def add(self, output: Output) -> None:
@@ -77,6 +81,10 @@ class Meter:
 
     def end_step(self, norm: Tensor) -> None:
         """End a step; norm () is that of its gradients."""
+        # A GPU runs behind Python, which does not see where its steps divide.
+        on_gpu = self.distributed.device.type == "cuda"
+        self.count("forward/backward" if on_gpu else "optimizer")
+        self.is_first_step = False
         self.step += 1
         self.num_steps += 1
         self.step_weights = []
@@ -84,9 +92,22 @@ class Meter:
         if not self.skips:
             self._unchecked.append(("gradient", self.step, norm))
 
-    def exclude(self, seconds: float) -> None:
-        """Leave out time that was not training, such as evaluations and checkpoints."""
-        self.start_time += seconds
+    # --- times
+
+    def count(self, kind: str) -> float:
+        """Count the time since the last call as this kind, and return it.
+
+        The first step of a call compiles and fills caches, so all until its end is one kind.
+        """
+        now = time.perf_counter()
+        seconds = now - self._last_time
+        self._last_time = now
+        if kind in ("validation", "saving"):
+            self.start_time += seconds  # no record counts it as training
+        elif self.is_first_step:
+            kind = "compiling and first step"
+        self.times[kind] += seconds
+        return seconds
 
     # --- at a record
 
@@ -107,6 +128,7 @@ class Meter:
         self.check()
 
         norms = torch.stack(self._norms).tolist()
+        self.count("forward/backward")
         num_skipped = sum(not math.isfinite(norm) for norm in norms)
         by_name = dict(zip(self._values, means, strict=True))
         self._values = {"loss": []}

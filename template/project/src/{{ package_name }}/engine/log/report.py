@@ -6,6 +6,7 @@ are left out. Nothing here imports torch, so the report can be written on anothe
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -36,6 +37,13 @@ class Record:
         self.training = [row for row in rows if "split" not in row]
         self.evaluations = [row for row in rows if "split" in row]
         self.events = read_rows(folder / "events.jsonl")
+        # Where the time went until the last checkpoint: seconds by kind.
+        times: Row = {}
+        for event in self.events:
+            for kind, seconds in event.get("times", {}).items():
+                if isinstance(seconds, NUMBER) and 0 < seconds < 1e9:
+                    times[kind] = seconds
+        self.times = Counter(times)
         self.environment = read_json(folder / "env.json", changed=list, notes=list)
         self.status = read_json(folder / "status.json", step=int)
 
@@ -96,7 +104,7 @@ def write_report(folder: Path) -> list[tuple[str, str]]:
 
 
 def summary(record: Record) -> list[tuple[str, str]]:
-    """Return (name, text) of the state, the best evaluation with its metrics, alerts and notes."""
+    """Return (name, text) of state, best evaluation with its metrics, time, alerts and notes."""
     state = f"{record.state}, at step {record.step:,}"
     reason = record.status.get("reason")
     if reason:
@@ -113,6 +121,10 @@ def summary(record: Record) -> list[tuple[str, str]]:
             of_best.append(f"{name} {show(value)}")
     if of_best:
         lines.append(("metrics", f"{', '.join(of_best)} (of the best step)"))
+    if record.times:
+        seconds = record.times.total()
+        parts = [f"{kind} {part / seconds:.0%}" for kind, part in record.times.most_common()]
+        lines.append(("time", f"{duration(seconds)}: {', '.join(parts)}"))
     for event in record.events:
         if event.get("event") == "alert":
             lines.append(("alert", f"step {event['step']:,}: {event.get('text')}"))
@@ -164,12 +176,12 @@ def duration(seconds: float) -> str:
 
 
 def curves(record: Record) -> Figure:
-    """Plot the losses, with the baseline, and the learning rate."""
+    """Plot the losses, with the baseline, the learning rate, and where the time went."""
     # pyplot is avoided because of its global state.
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(12, 3.5), layout="constrained")
-    losses, rates = figure.subplots(1, 2)
+    figure = Figure(figsize=(16, 3.5), layout="constrained")
+    losses, rates, times = figure.subplots(1, 3)
     losses.set(title="loss", xlabel="step")
     plot(losses, "training", numbers(record.training, "loss"))
     plot(losses, "validation", numbers(record.evaluations, "loss"))
@@ -178,6 +190,8 @@ def curves(record: Record) -> Figure:
     losses.legend()
     rates.set(title="learning rate", xlabel="step")
     plot(rates, "training", numbers(record.training, "learning_rate"))
+    times.set(title="where the time went, in seconds")
+    times.barh([*record.times], [*record.times.values()])
     return figure
 
 

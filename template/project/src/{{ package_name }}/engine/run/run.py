@@ -20,7 +20,7 @@ from ..data.order import RULE as ORDER_RULE
 from ..errors import UserError
 from ..interfaces import Batch
 from ..log.meter import Meter
-from ..log.report import Row
+from ..log.report import Record, Row
 from ..log.run_log import RunLog
 from ..signals import Signals
 from .checkpoint import Checkpoint, NotWritten
@@ -136,6 +136,7 @@ class Run:
         self.meter.restart(self.step)
 
     def _load(self, resumed: bool) -> None:
+        self.meter.times.update(Record(self.folder).times)
         if resumed and self.checkpoint.load():
             self.saved_step = self.step
             return
@@ -201,6 +202,7 @@ class Run:
             if number == 1 and self.project.device.type == "cuda":
                 torch.cuda.reset_peak_memory_stats(self.project.device)
             yield batch
+            self.meter.count("forward/backward")
 
     def divisor(self) -> Tensor:
         """Return the number () that turns the summed gradients into means over all ranks.
@@ -264,6 +266,11 @@ class Run:
         # The first steps compile and fill caches, so they say nothing of the time left.
         if self.record is not None:
             record["eta_s"] = (self.num_steps - self.step) * seconds_per_step
+            # Evaluations and checkpoints will take as long as those up to the last evaluation.
+            last_step = self.progress.evaluated or self.saved_step
+            if last_step > 0:
+                seconds = self.meter.times["validation"] + self.meter.times["saving"]
+                record["eta_s"] += seconds * (self.num_steps / last_step - 1)
         if self.meter.skips:
             record["skipped_steps"] = num_skipped
         device = self.project.device
@@ -287,14 +294,14 @@ class Run:
     def evaluate(self) -> None:
         """Evaluate the validation split; save the best. After a signal, `--resume` repeats it."""
         project = self.project
-        start_time = time.perf_counter()
+        self.meter.count("Python")
         with contextlib.ExitStack() as stack:
             for context in self.call_hooks("evaluating"):
                 stack.enter_context(context)
             metrics = evaluate(project, self.validation, stop=self.agree)
+        seconds = self.meter.count("validation")
         if metrics is None:
             return
-        seconds = time.perf_counter() - start_time
         self.call_hooks("after_evaluation", metrics)
 
         is_best = self.progress.judge(metrics["loss"])
@@ -308,7 +315,7 @@ class Run:
             "time": time.time(),
         }
         self.log.evaluation(record, metrics, mark="  best so far" if is_best else "")
-        self.meter.exclude(time.perf_counter() - start_time)
+        self.meter.count("validation")
         if self.stops_early:
             count = self.progress.without_gain
             self.log.line(f"early stop: {count} evaluations without a better loss")
@@ -327,8 +334,8 @@ class Run:
     def save(self) -> None:
         """Save, unless something is not finite. `NotWritten` is an error at the last step only."""
         self.meter.check()
+        self.meter.count("Python")
         self.project.distributed.on_all_ranks(self._check_state)
-        start_time = time.perf_counter()
         step = self.step
         try:
             is_best = step == self.progress.best_step
@@ -340,9 +347,11 @@ class Run:
             return
 
         self.saved_step = step
-        seconds = time.perf_counter() - start_time
-        self.meter.exclude(seconds)
-        self.checkpoint.when_complete(lambda: self.log.event(step, "checkpoint", seconds=seconds))
+        seconds = self.meter.count("saving")
+        times = dict(self.meter.times)
+        self.checkpoint.when_complete(
+            lambda: self.log.event(step, "checkpoint", seconds=seconds, times=times)
+        )
 
     def _check_state(self) -> None:
         """Raise `UserError` if a tensor of the state is not finite any more (host sync)."""

@@ -98,7 +98,7 @@ class Session:
             run.log.event(run.step, "resumed")
             changes = [*self.changes, *self._other_precision(project.precision.name)]
             notes += [f"from step {run.step} on {change}" for change in changes]
-        project.optimizations.append(run.loader.order.describe())
+        project.optimizations += run.loader.describe()
         num_parameters = sum(weight.numel() for weight in project.model.parameters())
         steps = f"{run.num_steps:,} steps of {run.global_batch_size:,} samples"
         lines = [
@@ -155,7 +155,8 @@ class Session:
         if self.trial:
             return
         try:
-            write_report(self.folder)
+            summary = dict(write_report(self.folder))
+            print(f"time {summary.get('time', 'unknown, because there is no checkpoint')}")
         except Exception as failure:  # a full disk or a broken plot must not hide how the run ended
             print(f"note: no report: {type(failure).__name__}: {failure}")
 
