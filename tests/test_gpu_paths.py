@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -271,3 +272,42 @@ def test_a_rank_that_fails_alone_does_not_wait_for_the_others_to_leave(
         finally:
             group_module.Group.close(group)
     assert len(left) == leaves
+
+
+def test_what_the_optimizer_takes_is_read_from_events_at_records(monkeypatch):
+    """Python runs ahead: a step takes it 1 ms, and the GPU 5 ms forward and backward, 2 ms the
+    optimizer."""
+    host = [0.0]
+    gpu = [0.0]
+
+    class Marked:
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self):
+            self.time = gpu[0]
+
+        def elapsed_time(self, end):
+            return 1000 * (end.time - self.time)
+
+    monkeypatch.setattr(torch.cuda, "Event", Marked)
+    monkeypatch.setattr(time, "perf_counter", lambda: host[0])
+    distributed = SimpleNamespace(device=CARD, sum_over_ranks=lambda tensor: tensor)
+    meter = module("engine.log.meter").Meter(distributed, skips=True)
+    output = module("engine.interfaces").Output(torch.tensor(1.0), torch.tensor(1.0))
+    for step in range(1, 14):
+        meter.next_batch(iter([{}]))
+        host[0] += 0.001
+        gpu[0] += 0.005
+        meter.add(output)
+        meter.count("forward/backward")
+        gpu[0] += 0.002
+        meter.end_step(torch.tensor(1.0))
+        if step in (1, 3, 13):
+            assert meter.times["optimizer"] == pytest.approx(0.002 * {1: 0, 3: 1, 13: 3}[step])
+            host[0] = gpu[0]  # waits for the GPU
+            meter.read()
+            meter.restart(step)
+    assert meter.times["optimizer"] == pytest.approx(0.002 * 13)
+    assert meter.times.total() == pytest.approx(gpu[0])
+    assert meter.times["Python"] == pytest.approx(0)

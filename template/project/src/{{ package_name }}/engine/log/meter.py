@@ -40,6 +40,9 @@ class Meter:
         self.times: Any = Counter()  # seconds by kind, also of earlier calls of `train`
         self.is_first_step = True
         self._last_time = time.perf_counter()
+        on_gpu = distributed.device.type == "cuda"
+        kinds = ("forward/backward", "optimizer") if on_gpu else ()
+        self._ends = {kind: torch.cuda.Event(enable_timing=True) for kind in kinds}  # type: ignore[no-untyped-call]
         self.step_weights: list[Tensor] = []  # of the micro-batches of the current step
         self._values: dict[str, Pairs] = {"loss": []}  # of the loss, means; of others, sums
         self._unchecked: Values = []  # in the order of the steps; equally many on every rank
@@ -81,9 +84,7 @@ class Meter:
 
     def end_step(self, norm: Tensor) -> None:
         """End a step; norm () is that of its gradients."""
-        # A GPU runs behind Python, which does not see where its steps divide.
-        on_gpu = self.distributed.device.type == "cuda"
-        self.count("forward/backward" if on_gpu else "optimizer")
+        self.count("optimizer")
         self.is_first_step = False
         self.step += 1
         self.num_steps += 1
@@ -97,11 +98,15 @@ class Meter:
     def count(self, kind: str) -> float:
         """Count the time since the last call as this kind, and return it.
 
-        The first step of a call compiles and fills caches, so all until its end is one kind.
+        The first step of a call compiles and fills caches, so all until its end is one kind. A GPU
+        runs behind Python: `read` finds out what the optimizer takes.
         """
         now = time.perf_counter()
         seconds = now - self._last_time
         self._last_time = now
+        if kind in self._ends:
+            self._ends[kind].record()
+            kind = "forward/backward"
         if kind in ("validation", "saving"):
             self.start_time += seconds  # no record counts it as training
         elif self.is_first_step:
@@ -128,6 +133,10 @@ class Meter:
         self.check()
 
         norms = torch.stack(self._norms).tolist()
+        if self._ends:  # the GPU has passed both
+            before, after = self._ends.values()
+            seconds = self.num_steps * before.elapsed_time(after) / 1000
+            self.times.update({"optimizer": seconds, "forward/backward": -seconds})
         self.count("forward/backward")
         num_skipped = sum(not math.isfinite(norm) for norm in norms)
         by_name = dict(zip(self._values, means, strict=True))
