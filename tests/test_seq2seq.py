@@ -125,6 +125,19 @@ def test_files_of_their_own_validate_and_test(tmp_path):
     assert stored_pairs(tmp_path, "test") == [("last", "three")]
 
 
+def test_a_source_with_several_targets_in_several_splits_is_counted(tmp_path):
+    """Also for files of their own, and not within a split."""
+    note = "in validation and test, with a source of train: "
+    (tmp_path / "val.tsv").write_text(as_tsv([("new", "one"), ("new", "two"), ("a", "z")]))
+    (tmp_path / "test.tsv").write_text(as_tsv([("b", "z"), ("new", "three")]))
+    pairs = as_tsv([("a", "b"), ("a", "c"), ("b", "c")])
+    result = prepare(tmp_path, pairs, "--validation", "val.tsv", "--test", "test.tsv")
+    assert f"{note}2\n" in result.out, result.err
+    result = prepare(tmp_path, as_tsv([("same", str(number)) for number in range(40)]), *SPLIT)
+    assert f"{note}12\n" in result.out, result.err
+    assert note not in prepare(tmp_path, as_tsv(PAIRS), *SPLIT).out
+
+
 @pytest.mark.parametrize("kind", ["byte", "bpe"])
 def test_every_tokenizer_gives_the_texts_back(kind, tmp_path):
     pairs = [(f"naïve 漢字 🙂 {source}", f"é {target}") for source, target in PAIRS]

@@ -289,8 +289,16 @@ def test_bad_predictions_are_one_line(tmp_path):
     made["age"][4] = "old"
     written(tmp_path, lines(made), "text.csv")
     written(tmp_path, lines(made).replace("age", "years"), "less.csv")
+    written(tmp_path / "parts", lines(table()), "new.csv")
+    (tmp_path / "link.csv").symlink_to("parts/new.csv")
+    replaces = "this would replace the input: .*name another file"
     before = sorted(tmp_path.rglob("*"))
     bad = [
+        ("--input parts/new.csv --output parts/new.csv", replaces),
+        ("--input parts/new.csv --output ./parts/../parts/new.csv", replaces),
+        ("--input parts/new.csv --output link.csv", replaces),
+        ("--input link.csv --output parts/new.csv", replaces),
+        ("--input parts --output parts/new.csv", replaces),
         ("--input text.csv", "row 5, column 'age'"),
         ("--input less.csv", "no column 'age'"),
         ("--input absent.csv", "no such file"),

@@ -127,8 +127,7 @@ def missing_values(array: Array) -> np.ndarray:
     """Return the numbers that mark missing values: those of netCDF, and the fill value of HDF5."""
     with opened(array.path) as file:
         dataset = file[array.dataset]
-        attributes = dataset.attrs
-        marks = [attributes.get("_FillValue", []), attributes.get("missing_value", [])]
+        marks = [dataset.attrs.get(name, []) for name in ("_FillValue", "missing_value")]
         if dataset.fillvalue != 0:  # 0 is HDF5's own choice
             marks.append(dataset.fillvalue)
         # As floating-point numbers, since a mark may be too large for the integers of the dataset.

@@ -39,7 +39,9 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
 
     split = "input" if arguments.input else arguments.split
     folder = find_run(arguments.run)
-    output = output_path(arguments.output, folder / "predictions.npz", ".npz", ".csv")
+    output = output_path(
+        arguments.output, folder / "predictions.npz", ".npz", ".csv", source=arguments.input
+    )
     settings = load(folder / "config.resolved.yaml")
     project, step = open_run(folder, settings, arguments, needs_data=not arguments.input)
     with tempfile.TemporaryDirectory() as temporary:

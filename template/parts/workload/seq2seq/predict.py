@@ -67,7 +67,9 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     from ..engine.data.store import Store
 
     folder = find_run(arguments.run)
-    output = output_path(arguments.output, folder / "predictions.jsonl", ".jsonl")
+    output = output_path(
+        arguments.output, folder / "predictions.jsonl", ".jsonl", source=arguments.input
+    )
     if arguments.beams < 1 or arguments.max_tokens < 0:
         what = "invalid number of beams or tokens"
         raise UserError(what, "--beams, --max-tokens", "use 1 or more")

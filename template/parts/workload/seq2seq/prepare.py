@@ -34,11 +34,15 @@ Text = tuple[str, str]
 
 
 class Texts:
-    """Pairs of texts, in a temporary file: they need only 8 bytes of memory each."""
+    """Pairs of texts, in a temporary file: they need only 16 bytes of memory each.
+
+    sources: the hash of each source.
+    """
 
     def __init__(self) -> None:
         self._file = tempfile.TemporaryFile()  # noqa: SIM115 - it goes with this object
         self._ends = array("q", [0])
+        self.sources = array("q")
 
     def __len__(self) -> int:
         return len(self._ends) - 1
@@ -46,6 +50,7 @@ class Texts:
     def append(self, pair: Text) -> None:
         self._file.write(json.dumps(pair).encode())
         self._ends.append(self._file.tell())
+        self.sources.append(hash(pair[0]))
 
     def chosen(self, numbers: Iterable[int]) -> Iterator[Text]:
         """Yield the pairs of these numbers."""
@@ -178,6 +183,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     action = "cut" if arguments.too_long == "cut" else "left out, with its pair"
     notes = {f"too long, {action}, {side}": count for side, count in too_long.items()}
     notes["left out, copies of other pairs"] = num_copies
+    notes["in validation and test, with a source of train"] = count_shared(texts)
     for what, count in notes.items():
         if count:
             print(f"{'note:':14}{what}: {count:,}")
@@ -252,6 +258,14 @@ def read_pairs(file: str, arguments: argparse.Namespace, seen: Seen) -> Texts:
         remedy = "provide a file with pairs that no other file has"
         raise UserError("no new pair in the file", file, remedy)
     return pairs
+
+
+def count_shared(splits: dict[str, Split]) -> int:
+    """Return how many pairs of validation and test have a source that training pairs have."""
+    import numpy as np
+
+    sources = [np.array(texts.sources)[numbers] for texts, numbers in splits.values()]
+    return int(np.isin(np.concatenate(sources[1:]), sources[0]).sum())
 
 
 def encode(

@@ -38,14 +38,15 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
 
     from ..prepare.rows import file_rows
 
-    split = "input" if arguments.input else arguments.split
+    source = arguments.input
+    split = "input" if source else arguments.split
     folder = find_run(arguments.run)
-    output = output_path(arguments.output, folder / "predictions.csv", ".csv")
+    output = output_path(arguments.output, folder / "predictions.csv", ".csv", source=source)
     settings = load(folder / "config.resolved.yaml")
-    project, step = open_run(folder, settings, arguments, needs_data=not arguments.input)
+    project, step = open_run(folder, settings, arguments, needs_data=not source)
     with tempfile.TemporaryDirectory() as temporary:
-        if arguments.input:
-            store = new_rows(Path(arguments.input), vars(arguments), project.store, temporary)
+        if source:
+            store = new_rows(Path(source), vars(arguments), project.store, temporary)
             project = replace(project, store=store)
         predicted = collected(project, project.loader(split), "target")
         rows = file_rows(project.store, split, predicted.pop("index"))

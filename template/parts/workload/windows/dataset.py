@@ -125,10 +125,10 @@ def check_values(array: Hdf5Array, border: int) -> dict[str, list[float]]:
     for first, values in _blocks(array, "checking"):
         is_wrong = ~(np.abs(values) <= LARGEST) | np.isin(values, marks)
         if is_wrong.any():
-            row, *others, column = np.argwhere(is_wrong)[0].tolist()
-            value = values[row, *others, column]
-            what = f"the value {value:g} in column {column} is missing or not finite as float32"
-            raise UserError(what, place_in(array, first + row), "fix it, or remove its row")
+            place = tuple(np.argwhere(is_wrong)[0])
+            value = f"the value {values[place]:g} in column {place[-1]}"
+            what = f"{value} is missing or not finite as float32"
+            raise UserError(what, place_in(array, first + place[0]), "fix it, or remove its row")
         if array.name == "features":
             num_empty += len(values) - int(values.any((1, 2)).sum())
         if first < border:

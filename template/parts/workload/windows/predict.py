@@ -30,7 +30,9 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
 
     split = "input" if arguments.input else arguments.split
     folder = find_run(arguments.run)
-    output = output_path(arguments.output, folder / "predictions.npz", ".npz")
+    output = output_path(
+        arguments.output, folder / "predictions.npz", ".npz", source=arguments.input
+    )
     settings = load(folder / "config.resolved.yaml")
     project, step = open_run(folder, settings, arguments, needs_data=not arguments.input)
     with tempfile.TemporaryDirectory() as temporary:

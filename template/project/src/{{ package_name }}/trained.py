@@ -114,9 +114,16 @@ def collected(project: Any, loader: Loader, *names: str) -> dict[str, np.ndarray
     return {name: values[order].numpy() for name, values in rows.items()}
 
 
-def output_path(output: str | None, default: Path, *endings: str) -> Path:
-    """Return the path for predictions. A wrong path raises `UserError` before they are computed."""
+def output_path(
+    output: str | None, default: Path, *endings: str, source: str | None = None
+) -> Path:
+    """Return the path for predictions. A wrong path raises `UserError` before they are computed.
+
+    source: the input of the command, which the output must not replace.
+    """
     path = Path(output or default)
+    if source and path.exists() and path.resolve().is_relative_to(Path(source).resolve()):
+        raise UserError("this would replace the input", f"--output {path}", "name another file")
     if path.suffix not in endings or not path.parent.is_dir():
         what = f"predictions need a {' or '.join(endings)} file in a folder that exists"
         raise UserError(what, f"--output {path}", "name another file")
