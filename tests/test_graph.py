@@ -1,6 +1,7 @@
 """The workload `graph`: samples that know no future, files of prices and what is wrong with
 them."""
 
+import bz2
 import re
 from pathlib import Path
 from typing import Any
@@ -271,7 +272,16 @@ def test_rows_of_a_stock_come_together_over_blocks_and_files(tmp_path, monkeypat
         (tmp_path / f"{name}.csv").write_text(HEADER.strip() + ",ticker\n" + "".join(of_file))
     read = module("prepare.stocks").read_stocks(tmp_path, {})[0]
     assert list(read) == list(NAMES)
-    for name, stock in read.items():
+    # A stock a file, in folders and behind links.
+    for number, (name, values) in enumerate(prices().items()):
+        folder = tmp_path / "stocks" / ("deep" if number % 2 else "")
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{name}.csv.bz2").write_bytes(bz2.compress(csv_lines(values).encode()))
+    (tmp_path / "stocks/circle").symlink_to(".")
+    (tmp_path / "link").symlink_to("stocks")
+    by_file = module("prepare.stocks").read_stocks(tmp_path / "link", {})[0]
+    assert list(by_file) == list(NAMES)
+    for name, stock in [*read.items(), *by_file.items()]:
         np.testing.assert_array_equal(stock.dates, dates(220))
         expected = np.round(prices()[name], 6)
         np.testing.assert_array_equal(np.c_[stock.prices, stock.volume], expected)

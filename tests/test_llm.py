@@ -1,14 +1,19 @@
 """The workload `llm`: tokens, blocks, the model, what it generates, phases, fp8."""
 
+import bz2
 import functools
 import gzip
+import json
 import math
 import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import made_up
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
 import pytest
 import torch
 from running import Result, evaluation_of, one_error, rows
@@ -180,6 +185,65 @@ def test_files_are_split_whole_and_copies_left_out(kind, end, tmp_path):
         assert nothing == b"", "a split ends with a document"
         seen += [document.decode() for document in documents]
     assert sorted(seen) == sorted(texts)
+
+
+def test_rows_are_found_whatever_the_file_is_called(tmp_path):
+    """JSON lines and Parquet; a table of commas and a JSON document are no text by mistake."""
+    rows = [{"text": f"document {number} " * 30, "n": number} for number in range(30)]
+    json_lines = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    pyarrow.parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.pqt")
+    files = {
+        "rows.jsonl": json_lines,
+        "rows.ndjson": b"\n\n" + json_lines,
+        "rows.txt": b"\xef\xbb\xbf" + json_lines,
+        "rows.json.gz": gzip.compress(json_lines),
+        "rows.jsonl.zst": pa.compress(json_lines, "zstd", asbytes=True),
+        "rows.bz2": bz2.compress(json_lines[:999]) + bz2.compress(json_lines[999:]),
+        "rows.pqt": (tmp_path / "rows.pqt").read_bytes(),
+        "rows.parquet.gzip": (tmp_path / "rows.pqt").read_bytes(),
+    }
+    expected = b"".join(row["text"].encode() + b"\xff" for row in rows)
+    for name, content in files.items():
+        made_up.written(tmp_path, content, name)
+        for flags in ("", "--column text"):
+            result = made_up.prepare(tmp_path, "llm", name, flags)
+            assert result.code == 0, (name, result.err)
+            assert LLM.store(tmp_path / "data").arrays["tokens"].rows().tobytes() == expected
+
+    refused = {
+        "array.json": (json.dumps(rows).encode(), "JSON document: array.json: .*jq -c"),
+        "one.json": (b'{\n"rows": ' + json_lines, "JSON document: one.json: .*jq -c"),
+        "wide.txt": (TEXT.encode("utf-16-le"), "binary file, or text in UTF-16: wide.txt"),
+    }
+    for name, (content, says) in refused.items():
+        made_up.written(tmp_path, content, name)
+        one_error(made_up.prepare(tmp_path, "llm", name), says)
+    for name, content in (("table.csv", "text,n\na,1\n"), ("plain.txt", TEXT)):
+        made_up.written(tmp_path, content, name)
+        result = made_up.prepare(tmp_path, "llm", name, "--column text")
+        one_error(result, f"a text without fields: {name}: leave out --column, .*to_json")
+
+    # As one text, if that is meant.
+    assert made_up.prepare(tmp_path, "llm", "rows.jsonl", "--column none").code == 0
+    assert LLM.store(tmp_path / "data").arrays["tokens"].rows().tobytes() == json_lines + b"\xff"
+
+
+def test_each_text_of_a_folder_is_read_once_also_behind_links(tmp_path):
+    texts = [f"text {number}\n" * 40 for number in range(31)]
+    for number, text in enumerate(texts):
+        place = tmp_path / ("elsewhere" if number % 2 else "texts/deep/deeper")
+        made_up.written(place, text, f"{number:02}.txt")
+    made_up.written(tmp_path / "elsewhere", "not wanted", "notes.md")
+    (tmp_path / "texts/linked").symlink_to("../elsewhere")
+    (tmp_path / "texts/deep/deeper/circle").symlink_to("../..")
+    (tmp_path / "texts/again.txt").symlink_to("deep/deeper/00.txt")
+    (tmp_path / "texts/itself.txt").symlink_to("itself.txt")
+    result = made_up.prepare(tmp_path, "llm", "texts", "--glob *.txt --split-by position")
+    assert result.code == 0, result.err
+    says = "note: 31 files read in texts, 2 ignored texts/itself.txt texts/linked/notes.md\n"
+    assert says in result.out
+    stored = LLM.store(tmp_path / "data").arrays["tokens"].rows().tobytes()
+    assert sorted(stored.decode("latin-1").split("\xff")) == ["", *sorted(texts)]
 
 
 # ---- blocks ------------------------------------------------------------------------------------
@@ -416,8 +480,8 @@ NOT_UTF8 = TEXT.encode()[:1000] + b"\xff\xfe" + TEXT.encode()
         (NOT_UTF8, "", ("not UTF-8 text: text.txt: convert it",)),
         (TEXT, "--split 1000000,10,0", ("cannot be split into 1000000, 10, 0", "--split")),
         (TEXT, "--tokenizer bpe --vocabulary 100", ("above 257", "--vocabulary 100")),
-        (TEXT, "--input texts", ("no file", "--glob")),
-        (TEXT, "--input texts --glob /*", ("not a pattern",)),
+        (TEXT, "--input texts", ("no text in a file", "--glob")),
+        (TEXT, "--input texts --glob /*", ("matches '/\\*'", "--glob")),
         (gzip.compress(TEXT.encode())[:-20], "", ("cannot read", "text.txt")),
     ],
 )

@@ -1,8 +1,15 @@
 """What becomes of odd files: read right, refused by one line, or a line says what is odd; none is
 silent."""
 
+import bz2
 import gzip
+import io
+import lzma
+import pickle
 import re
+import shutil
+import tarfile
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,7 +35,7 @@ from made_up import (
     written,
 )
 from rendering import render
-from running import one_error
+from running import flip_bit, one_error
 
 NUMBERS = np.arange(ROWS)
 HOURS = np.datetime64("2024-01-01T00:30") + np.timedelta64(1, "h") * NUMBERS
@@ -201,30 +208,108 @@ def same_tables(folder: Path) -> dict[str, str]:
         ),
         "german.csv": (COMMAS, "--delimiter ; --decimal ,"),
         "packed.csv.gz": (gzip.compress(plain.encode()), ""),
+        "packed.csv.bz2": (bz2.compress(plain.encode()), ""),
+        "packed without its name.csv": (pa.compress(plain.encode(), "zstd", asbytes=True), ""),
         "quoted.csv": (lines(quoted)[:-2] + '\n"\n', ""),
         "größe 1.csv": (lines(TEXTS, " , "), ""),
         "several/1.csv.bak": ("no table", ""),
         "several/1.csv": (lines({name: cells[:90] for name, cells in TEXTS.items()}), ""),
-        "several/2.CSV": (lines({name: cells[90:] for name, cells in TEXTS.items()}), ""),
+        "several/2/deep.CSV": (lines({name: cells[90:] for name, cells in TEXTS.items()}), ""),
+        "several/.hidden.csv": ("no table", ""),
     }
-    (folder / "several").mkdir()
+    (folder / "several/2").mkdir(parents=True)
+    (folder / "several/2/up").symlink_to("..")
+    (folder / "several/3").symlink_to("2")
+    (folder / "several/4.csv").symlink_to("1.csv")
+    (folder / "several/5.csv").symlink_to("nowhere.csv")
     for name, (content, _) in files.items():
         written(folder, content, name)
     rows = pa.table(columns())
     coded = rows.set_column(2, "colour", rows["colour"].dictionary_encode())
     pyarrow.parquet.write_table(rows, folder / "rows.parquet", row_group_size=37)
     pyarrow.feather.write_feather(coded, folder / "coded.arrow", "uncompressed", chunksize=50)
+    shutil.copy(folder / "rows.parquet", folder / "rows.parquet.gzip")  # as pandas' pages do
+    shutil.copy(folder / "coded.arrow", folder / "coded")
+    with pa.ipc.new_stream(folder / "stream.arrow", rows.schema) as stream:
+        stream.write_table(rows, 50)
     flags = {name: given for name, (_, given) in files.items() if "/" not in name}
-    return flags | dict.fromkeys(["rows.parquet", "coded.arrow", "several"], "")
+    names = ["rows.parquet", "rows.parquet.gzip", "coded.arrow", "coded", "stream.arrow", "several"]
+    return flags | dict.fromkeys(names, "")
 
 
 def test_every_kind_of_file_gives_the_same_arrays_and_facts(tmp_path):
     by_path = {}
     for path, flags in same_tables(tmp_path).items():
         data = f"data of {path}"
-        assert prepare(tmp_path, "tabular", path, flags, data).code == 0, path
+        result = prepare(tmp_path, "tabular", path, flags, data)
+        assert result.code == 0, (path, result.err)
         by_path[path] = contents(tmp_path, "tabular", data)
+    assert "note: 2 files read in several, 2 ignored several/1.csv.bak several/5.csv" in result.out
     assert [path for path, content in by_path.items() if content != by_path["plain.csv"]] == []
+
+
+def other_files() -> dict[str, tuple[bytes, str]]:
+    """Files that people name by mistake, and the kind that a line calls them."""
+    plain = lines(columns()).encode()
+    packed = {name: io.BytesIO() for name in ("tar", "zip", "npz", "xlsx", "parquet")}
+    with tarfile.open(fileobj=packed["tar"], mode="w:gz") as tar:
+        tar.addfile(tarfile.TarInfo("a.csv"))
+    for name, inside in (("zip", "a.csv"), ("xlsx", "[Content_Types].xml")):
+        with zipfile.ZipFile(packed[name], "w") as archive:
+            archive.writestr(inside, plain)
+    np.savez(packed["npz"], NUMBERS)
+    pyarrow.parquet.write_table(pa.table(columns()), packed["parquet"])
+    content = {name: stream.getvalue() for name, stream in packed.items()}
+    return {
+        "texts.tar.gz": (content["tar"], "cannot read an archive: .*unpack it"),
+        "table.csv.zip": (content["zip"], "cannot read a ZIP archive: .*unpack it"),
+        "arrays.npz": (content["npz"], "npz archive of NumPy: .*numpy.load"),
+        "book.xlsx": (content["xlsx"], "office document: .*export its sheets as CSV"),
+        "table.parquet.gz": (gzip.compress(content["parquet"]), "a Parquet file: .*decompress it"),
+        "table.csv.xz": (lzma.compress(plain), "compressed with xz: .*unxz"),
+        "array.npy": (b"\x93NUMPY\1\0v\0", "NumPy array"),
+        "table.pickle": (pickle.dumps(plain), "pickle: .*where you trust it"),
+        "base.sqlite": (b"SQLite format 3\0" + bytes(80), "SQLite database"),
+        "rows.json": (b'[\n {"size": 1}\n]\n', "JSON document: .*jq -c"),
+        "rows.json.gz": (gzip.compress(b'{\n "size": 1}\n'), "JSON document: .*jq -c"),
+        "large.csv": (b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
+    }
+
+
+def test_a_file_of_another_kind_says_what_it_is(tmp_path):
+    for name, (content, says) in other_files().items():
+        written(tmp_path, content, name)
+        for workload in ("tabular", "timeseries", "llm", "seq2seq"):
+            one_error(prepare(tmp_path, workload, name), says, name)
+        says = "signature not found" if "gz" in name else says
+        one_error(prepare(tmp_path, "windows", name), says, name)
+    written(tmp_path, '{"size": 1, "price": 2}\n', "rows.ndjson")
+    one_error(prepare(tmp_path, "tabular", "rows.ndjson"), "JSON lines: .*read_json.*to_csv")
+    assert not list(tmp_path.glob("data/*.json"))
+
+
+def test_prepared_data_are_not_put_among_other_files(tmp_path):
+    for workload, name in (("tabular", "a.csv"), ("llm", "a.txt"), ("windows", "a.h5")):
+        for other in ("src/model.py", "src/manifest.json", "src/deep/x"):
+            folder = tmp_path / workload / other.replace("/", "_")
+            path = folder / other
+            path.parent.mkdir(parents=True)
+            path.write_text('{"name": "app"}')
+            written(folder, with_column(), name)
+            line = one_error(prepare(folder, workload, name, data="src"), "other files, such as")
+            assert "--data.path src" in line
+            assert [file for file in folder.rglob("src/**/*") if file.is_file()] == [path]
+
+    # The input may be there, folders of prepared data, and earlier data, also damaged ones.
+    written(tmp_path / "data/raw", with_column(), "a.csv")
+    assert prepare(tmp_path, "tabular", "data/raw", data="data/synthetic").code == 0
+    for _ in range(2):
+        assert prepare(tmp_path, "tabular", "data/raw").code == 0
+    written(tmp_path / "data", "", "notes.md")
+    assert prepare(tmp_path, "tabular", "data/raw").code == 0
+    (tmp_path / "data/notes.md").unlink()
+    flip_bit(tmp_path / "data/manifest.json", 0)
+    assert prepare(tmp_path, "tabular", "data/raw").code == 0
 
 
 QUOTED = ["a, b", 'say "no"', "two\nlines", "plain"] * 50

@@ -57,6 +57,26 @@ def test_a_failed_prepare_leaves_the_data_that_were_there(tmp_path):
     assert files_of(tmp_path / "data") == before
 
 
+def test_copies_in_several_splits_are_counted(tmp_path):
+    """Of whole rows, also of those with gaps; another target makes another row."""
+    made = table()
+    made["age"] = [*made["age"][:-1], ""]
+    flags = "--keep-order --split 0.7,0.15,0.15"
+    assert "copies" not in prepared(tmp_path, "tabular", lines(made), flags).out
+    rows = len(made["age"])
+    last = range(rows - 3, rows)
+    for name, cells in made.items():
+        made[name] = [*(cells[row] for row in last), *cells[3:]]
+    made["price"][0] = 1e6
+    out = prepared(tmp_path, "tabular", lines(made), flags).out
+    assert "note: 2 rows of test are copies of rows in an earlier split" in out
+    assert "rows of validation are copies" not in out
+    made = {name: cells[:20] * (rows // 20) for name, cells in made.items()}
+    out = prepared(tmp_path, "tabular", lines(made), "").out
+    for name in ("validation", "test"):
+        assert f"rows of {name} are copies" in out
+
+
 def test_every_row_is_in_one_split_and_whole(tmp_path):
     rows = np.arange(50)
     made = lines({"a": rows.tolist(), "b": (2 * rows).tolist(), "price": (-rows).tolist()})

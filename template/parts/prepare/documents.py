@@ -7,20 +7,30 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from ..texts import Seen, has_rows, opened, rows
+from ..engine.errors import UserError
+from ..engine.inputs import KINDS
+from ..texts import Seen, opened, row_format, rows
 
 PIECE = 64 << 10  # bytes of a text that a core tokenizes at a time
 Piece = tuple[bytes, bool]
 """A piece of a document, and whether it is the end of the document."""
 
 
-def documents(path: Path, column: str, seen: Seen) -> Iterator[Piece]:
-    """Yield the pieces of a file. The texts of rows are left out if they are in `seen`."""
-    if has_rows(path):
-        for _, (text,) in rows(path, (column,), "name the field with --column"):
+def documents(path: Path, column: str | None, seen: Seen) -> Iterator[Piece]:
+    """Yield the pieces of a file. The texts of rows are left out if they are in `seen`.
+
+    column: the field with the text; `none` to read rows as one text.
+    """
+    if column != "none" and row_format(path):
+        remedy = "name the field with --column, or read the file as one text with --column none"
+        for _, (text,) in rows(path, (column or "text",), remedy):
             if seen.add(text):
                 yield text.encode(), True
         return
+    if column not in (None, "none"):
+        remedy = "leave out --column, or write a table as JSON lines, as pandas.read_csv(OLD)"
+        remedy += ".to_json(NEW, orient='records', lines=True) does"
+        raise UserError("a text without fields", str(path), remedy)
     for piece in pieces(path):
         yield piece, False
     yield b"", True
@@ -29,7 +39,8 @@ def documents(path: Path, column: str, seen: Seen) -> Iterator[Piece]:
 def pieces(path: Path) -> Iterator[bytes]:
     """Yield a file in pieces, cut so that tokens are those of the whole text."""
     unfinished = b""
-    with opened(path) as (file, tick):
+    kinds = [kind for kind, _ in KINDS.values()]
+    with opened(path, *kinds) as (_, file, tick):
         for block in iter(partial(file.read, PIECE), b""):
             text = unfinished + block
             cut = boundary(text)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..engine.errors import UserError, note
-from ..texts import has_rows, lines, rows
+from ..texts import lines, row_format, rows
 
 AROUND_NAMES = "\"' \u00a0\u200b\u2060\ufeff"  # quotes, spaces, and characters without width
 QUOTED = re.compile(r'"([^"]|"")*"')  # a whole cell, as a CSV file has it
@@ -19,7 +19,7 @@ def read_texts(file: str, *keys: str) -> Iterator[tuple[str, tuple[str, ...]]]:
     keys: the fields of .jsonl and .parquet. A .tsv file may have them as a header.
     """
     path = Path(file)
-    if has_rows(path):
+    if row_format(path):
         remedy = "fix it, or name the fields with --source-key and --target-key"
         read = rows(path, keys, remedy)
     else:

@@ -124,6 +124,26 @@ def print_columns(facts: Facts) -> None:
         print(f"  {column['name']:24.24}{content}{column.get('missing', 0):>10,}")
 
 
+def print_copies(table: Table, order: np.ndarray, splits: dict[str, list[int]]) -> None:
+    """Print how many rows are copies of rows in an earlier split.
+
+    order: the numbers of the rows, split by split.
+    """
+    random = np.random.default_rng(0)
+    hashes = np.zeros(len(table), np.uint64)
+    for cells in (table.numbers, table.codes):
+        factors = random.integers(2**63, size=cells.shape[1], dtype=np.uint64)
+        for start in range(0, len(table), BLOCK_ROWS):
+            rows = slice(start, start + BLOCK_ROWS)
+            hashes[rows] += cells[rows].view(np.uint32) @ factors
+    hashes = hashes[order]
+    for name, (first, last) in splits.items():
+        count = np.isin(hashes[first:last], hashes[:first]).sum()
+        if count:
+            what = f"{count:,} rows of {name} are copies of rows in an earlier split"
+            print(f"note: {what}, so that a model may know them by heart")
+
+
 # --- arrays
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -80,8 +81,10 @@ def tickers_of(block: Block, column: dict[str, str], path: Path) -> tuple[np.nda
     """Return the index (n,) of each row's ticker in a list, and the list."""
     import numpy as np
 
+    from .tables import PACKED
+
     if "ticker" not in column:
-        name = Path(path.name.removesuffix(".gz")).stem
+        name = Path(re.sub(f"{PACKED}$", "", path.name)).stem
         return np.zeros(block.num_rows, int), [name]
 
     encoded = block.column(column["ticker"]).dictionary_encode()

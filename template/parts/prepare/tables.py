@@ -23,6 +23,8 @@ from tqdm import tqdm
 
 from ..engine.errors import UserError
 from ..engine.runs import check_input
+from .content import content_of
+from .folders import list_files
 
 # Sizes of a block, which bound the memory that reading takes.
 BLOCK_BYTES = 2 << 20  # of a CSV file
@@ -30,8 +32,10 @@ BLOCK_CELLS = 1 << 20  # of a Parquet file
 FLOAT32_MAX = 3.4e38
 STRING = pa.string()
 MISSING = ["", "NA", "na", "nan", "NaN", "null", "NULL"]  # cells without a value
+COLUMNAR = ("a Parquet file", "an Arrow file", "an Arrow stream")
+PACKED = r"(\.(gz|gzip|bz2|zst|lz4))?"
 # Other files of a folder are ignored.
-TABLE = re.compile(r"[^.].*\.(csv|tsv|parquet|pq|feather|arrow)(\.gz)?", re.IGNORECASE)
+TABLE = re.compile(rf".*\.(csv|tsv|parquet|pqt?|feather|arrows?|ipc){PACKED}", re.IGNORECASE)
 # Characters that nobody sees, and that make equal names different.
 HIDDEN = re.compile("[\u00ad\u200b\u200e\u200f\u2060\ufeff]")
 UNREADABLE = (OSError, pa.ArrowException, ValueError, TypeError, LookupError)
@@ -124,13 +128,15 @@ class Source:
             raise UserError("a table without rows", str(self.path), "check --input")
 
     def _batches(self, path: Path) -> Iterable[pa.RecordBatch]:
-        """Read a file by its ending; in a CSV file, every cell is a text."""
-        ending = path.suffix.lower()
-        if ending in (".parquet", ".pq"):
+        """Read a file by what it is; in a CSV file, every cell is a text."""
+        kind, content = content_of(path, open(path, "rb"), *COLUMNAR)  # noqa: SIM115
+        if kind == "a Parquet file":
             file = parquet.ParquetFile(path, pre_buffer=False)
             num_rows = BLOCK_CELLS // (file.metadata.num_columns + 1) + 1
             return file.iter_batches(num_rows, use_threads=False)
-        if ending in (".feather", ".arrow"):
+        if kind == "an Arrow stream":
+            return ipc.open_stream(pa.OSFile(str(path)))
+        if kind == "an Arrow file":
             reader = ipc.open_file(pa.OSFile(str(path)))
             return map(reader.get_batch, range(reader.num_record_batches))
 
@@ -141,15 +147,15 @@ class Source:
             null_values=self.missing,
             strings_can_be_null=True,
         )
-        return arrow_csv.open_csv(path, read, parse, convert)
+        return arrow_csv.open_csv(content, read, parse, convert)
 
     def _read_header(self, path: Path) -> arrow_csv.ReadOptions:
         """Return where the rows of a CSV file begin, and the names of their columns.
 
         Detect delimiter and decimal mark in the first file.
         """
-        with pa.input_stream(path) as file:  # decompresses `.gz` files
-            content = file.read(BLOCK_BYTES)
+        with open(path, "rb") as file:
+            content = content_of(path, file)[1].read(BLOCK_BYTES)
         # Reading the table reports invalid characters.
         text = content.decode(self.encoding, "replace")
         if "\0" in text:
@@ -189,9 +195,9 @@ def find_files(path: Path) -> list[Path]:
     check_input(path)
     if not path.is_dir():
         return [path]
-    files = sorted(file for file in path.iterdir() if TABLE.fullmatch(file.name))
+    files = list_files(path, lambda file: TABLE.fullmatch(file.name))
     if not files:
-        what = "no .csv, .tsv, .parquet, .pq, .feather, .arrow or .csv.gz file in the folder"
+        what = "no .csv, .tsv, .csv.gz, Parquet, Feather or Arrow file in the folder"
         raise UserError(what, str(path), "point --input at the data")
     return files
 

@@ -97,7 +97,7 @@ def numbers(text: str) -> dict[str, int]:
 
 def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     """Read, resample, check and write the series, and print a summary."""
-    from ..engine.data.store import StoreWriter
+    from ..engine.data.store import StoreWriter, check_folder
     from ..prepare.frames import RULES, TEMPORARY, fill, make_frames
     from ..prepare.series import print_columns, read_series
     from ..prepare.tables import Source, place_of
@@ -106,7 +106,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     source = Source(Path(arguments.input), vars(arguments))
     histories = arguments.frames or {"rows": arguments.history}
     rules = arguments.aggregate
-    folder = load().data.path
+    folder = check_folder(load().data.path, arguments.input)
     with StoreWriter(folder, WORKLOAD) as writer:
         series = read_series(writer, source, arrays=TEMPORARY)
         names = arguments.targets.split(",") if arguments.targets else series.names

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import UserError
+from ..inputs import kind_of
 from ..runs import check_input
 from .store import Array, StoreWriter, size_and_hash
 
@@ -65,9 +66,10 @@ def opened(path: Path) -> Iterator[Any]:
     except UNREADABLE as error:
         what = f"HDF5 cannot read the file ({error})"
         remedy = "give a complete HDF5 file that no other process is writing; if only a filter is "
-        raise UserError(
-            what, str(path), f"{remedy}missing, run `pip install hdf5plugin`"
-        ) from error
+        remedy += "missing, run `pip install hdf5plugin`"
+        with open(path, "rb") as raw:
+            kind_of(path, raw, "an HDF5 file")  # raises if it is another kind
+        raise UserError(what, str(path), remedy) from error
 
 
 def hdf5_arrays(path: str | Path, *names: str) -> dict[str, Hdf5Array]:

@@ -72,11 +72,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     """Read all prices, then compute features, targets and graphs."""
-    from ..engine.data.store import StoreWriter
+    from ..engine.data.store import StoreWriter, check_folder
     from ..settings import WORKLOAD
 
     plan = plan_of(arguments)
-    folder = load().data.path
+    folder = check_folder(load().data.path, arguments.input)
     with StoreWriter(folder, WORKLOAD) as writer:
         fill(writer, plan, arguments)
     print_next(folder)

@@ -113,13 +113,13 @@ def write(
     files: Sequence[Path],
     borders: Borders,
     source: dict[str, Any],
-    column: str = "text",
+    column: str | None = "none",
 ) -> StoreWriter:
     """Tokenize `files` one after the other into a dataset, with a few pieces in memory at a time.
 
     borders: maps the tokens at which files end to the three tokens at which the splits end.
-    column: the field with the text, in files whose rows are documents. Raises `UserError` for a
-    text that the tokenizer cannot encode.
+    column: the field with the text, in files whose rows are documents; `none` if each file is one
+    text. Raises `UserError` for a text that the tokenizer cannot encode.
     """
     with StoreWriter(folder, WORKLOAD) as writer:
         seen = Seen()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import UserError
 from ..engine.runs import check_input, typed_path
+from ..prepare.folders import list_files
 from ..prepare.splits import print_next, split_shares, split_sizes
 
 if TYPE_CHECKING:
@@ -32,13 +33,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         required=True,
         type=typed_path,
         metavar="PATH",
-        help="text or .jsonl file (also .gz), .parquet file, or a folder of them",
+        help="text or JSON lines (also compressed), .parquet file, or a folder of them",
     )
     add(
         "--column",
-        default="text",
         metavar="NAME",
-        help="field of .jsonl or .parquet with one document per row (default: text)",
+        help="field of JSON lines or .parquet with one document per row, or `none` to read them as"
+        " one text (default: text)",
     )
     add(
         "--glob",
@@ -80,8 +81,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     """Find copies and learn the vocabulary, then write the tokens."""
     from ..dataset import write
+    from ..engine.data.store import check_folder
 
     check(arguments)
+    folder = check_folder(load().data.path, arguments.input)
     files, num_copies = find_files(Path(arguments.input), arguments.glob)
     split_by = arguments.split_by
     if split_by == "auto":
@@ -98,7 +101,6 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
         return list(accumulate(split_sizes(arguments.split, int(ends[-1]), rounded=1)))
 
     source = {"file": Path(arguments.input).name, "files": len(files), "split_by": split_by}
-    folder = load().data.path
     store = write(folder, tokenizer, files, borders, source, arguments.column)
     report(store, tokenizer, num_copies)
     print_next(folder)
@@ -141,33 +143,19 @@ def find_files(path: Path, pattern: str) -> tuple[list[Path], int]:
     A copy in another split would let a model succeed by memorizing. Raises `UserError` if no file
     has text.
     """
-    files = [file for file in list_files(path, pattern) if file.stat().st_size]
+    check_input(path)
+    files = [path]
+    if path.is_dir():
+        files = list_files(path, lambda file: file.match(pattern or "*"))
     kept: dict[bytes, Path] = {}  # by the hash of the content
+    files = [file for file in files if file.stat().st_size]
     for file in files:
         with open(file, "rb") as content:
             kept.setdefault(hashlib.file_digest(content, "sha256").digest(), file)
     if not kept:
-        raise UserError("no text in the files", str(path), "provide a file that is not empty")
+        what = f"no text in a file that matches '{pattern}'"
+        raise UserError(what, str(path), "check --input and --glob")
     return list(kept.values()), len(files) - len(kept)
-
-
-def list_files(path: Path, pattern: str) -> list[Path]:
-    """Return the file, or the visible files of the folder that match the pattern, sorted."""
-    check_input(path)
-    files = [path]
-    if path.is_dir():
-        try:
-            files = sorted(entry for entry in path.rglob(pattern) if entry.is_file())
-        except (ValueError, NotImplementedError) as error:
-            where = f"--glob '{pattern}'"
-            raise UserError(f"not a pattern of files ({error})", where, "use '*.txt'") from error
-    visible = []
-    for file in files:
-        if not any(name[0] == "." for name in file.relative_to(path).parts):
-            visible.append(file)
-    if not visible:
-        raise UserError(f"no file matches '{pattern}'", str(path), "check --input and --glob")
-    return visible
 
 
 def make_tokenizer(

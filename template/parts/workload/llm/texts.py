@@ -1,11 +1,10 @@
-"""Read texts from the lines of files and from rows of JSONL and Parquet, also gzipped."""
+"""Read texts from the lines of files, also compressed, and from rows of JSON lines and Parquet."""
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import json
-import zlib
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,32 +14,41 @@ from tqdm import tqdm
 
 from .engine.errors import UserError
 from .engine.runs import check_input
+from .prepare.content import content_of
 
 TOGETHER = 1024  # rows of a Parquet file that are read at a time
-ROWS = (".jsonl", ".parquet")
+ROWS = ("JSON lines", "a Parquet file")
+JSONL = re.compile(r"\.(jsonl|ndjson)(\.|$)", re.IGNORECASE)
 
 
-def has_rows(path: Path) -> str:
-    """Return `.jsonl` or `.parquet` if the file has a text in each row, else an empty text."""
-    suffixes = [suffix.lower() for suffix in path.suffixes[-2:]]
-    return next((ending for ending in ROWS if ending in suffixes), "")
+def row_format(path: Path) -> str:
+    """Return which of ROWS the file has, or an empty text for plain text.
+
+    Raises `UserError` for a file that has no text.
+    """
+    check_input(path)
+    with opened(path, *ROWS) as (kind, file, _):
+        if not kind and b"\0" in file.peek():
+            remedy = "extract its text, or convert it to UTF-8"
+            raise UserError("this is a binary file, or text in UTF-16", str(path), remedy)
+    is_named = JSONL.search(path.name)
+    return "JSON lines" if is_named and not kind else kind
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[tuple[Any, Callable[[], Any]]]:
-    """Open a file, gzipped or not; yield it and a function that updates its progress bar.
+def opened(path: Path, *known: str) -> Iterator[tuple[str, Any, Callable[[], Any]]]:
+    """Open a file, compressed or not.
 
-    Raises `UserError` if it cannot be read.
+    Yield what it is, its content, and a function that updates its progress bar. Raises `UserError`
+    if it cannot be read.
     """
     try:
         size = path.stat().st_size
         bar = tqdm(None, path.name, size, unit="B", unit_scale=True, disable=None, leave=False)
         with open(path, "rb") as raw, bar:
-            file: Any = raw
-            if raw.peek(2)[:2] == b"\x1f\x8b":
-                file = gzip.GzipFile(fileobj=raw)
-            yield file, lambda: bar.update(raw.tell() - bar.n)
-    except (EOFError, zlib.error, OSError) as error:
+            kind, content = content_of(path, raw, *known)
+            yield kind, content, lambda: bar.update(raw.tell() - bar.n)
+    except OSError as error:
         raise UserError(f"cannot read the file ({error})", str(path), "check --input") from error
 
 
@@ -72,7 +80,7 @@ class Seen:
 def lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yield (number, text) of each line of a UTF-8 file that is not blank."""
     check_input(path)
-    with utf8(path), opened(path) as (file, tick):
+    with utf8(path), opened(path, "JSON lines") as (_, file, tick):
         for number, line in enumerate(file, 1):
             if number % 1000 == 0:
                 tick()
@@ -87,8 +95,7 @@ def rows(path: Path, keys: tuple[str, ...], remedy: str) -> Iterator[tuple[str, 
 
     Raises `UserError` for a value that is not a text.
     """
-    check_input(path)
-    is_parquet = has_rows(path) == ".parquet"
+    is_parquet = row_format(path) == "a Parquet file"
     read = _parquet(path, keys, remedy) if is_parquet else _json(path, remedy)
     for where, row in read:
         texts: list[Any] = [row.get(key) for key in keys] if isinstance(row, dict) else []

@@ -73,7 +73,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         required=True,
         type=typed_path,
         metavar="FILE",
-        help="file with pairs: .tsv (source TAB target) or .jsonl (also .gz), or .parquet",
+        help="file with pairs: .tsv (source TAB target) or .jsonl (also compressed), or .parquet",
     )
     add(
         "--validation",
@@ -157,8 +157,11 @@ def add_tokenizer(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     """Read all pairs, learn the tokenizer from the training pairs, and write the tokens."""
     from ..dataset import write
+    from ..engine.data.store import check_folder
 
     check(arguments)
+    inputs = (arguments.input, arguments.validation, arguments.test)
+    folder = check_folder(load().data.path, *inputs)
     given = None
     if arguments.pretrained:
         given = pretrained_tokenizer(arguments.pretrained)
@@ -175,7 +178,6 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     splits = {}
     for name in SPLITS:
         splits[name] = encode(arguments, tokenizer, name, texts[name], too_long)
-    folder = load().data.path
     store = write(folder, tokenizer, splits, facts, source)
     sizes = [f"{last - first:,} {split}" for split, (first, last) in store.splits.items()]
     print(f"{'pairs:':14}{', '.join(sizes)}")

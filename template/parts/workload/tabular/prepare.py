@@ -35,14 +35,14 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     """Read the file once, compute the metadata from the training rows, then write all rows."""
     import numpy as np
 
-    from ..engine.data.store import StoreWriter
+    from ..engine.data.store import StoreWriter, check_folder
     from ..prepare.columns import read_table
-    from ..prepare.rows import describe, print_columns, write
+    from ..prepare.rows import describe, print_columns, print_copies, write
     from ..prepare.tables import Source
     from ..settings import WORKLOAD
 
     source = Source(Path(arguments.input), vars(arguments))
-    folder = load().data.path
+    folder = check_folder(load().data.path, arguments.input)
     with StoreWriter(folder, WORKLOAD) as writer:
         table = read_table(writer, source, arguments.target)
         splits = borders(arguments.split, len(table))
@@ -54,6 +54,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
 
         facts = describe(table, train)
         order = order[: splits["test"][1]]
+        print_copies(table, order, splits)
         write(writer, table, facts, order)
         writer.splits = splits
         writer.source = {"file": source.path.name, **source.style}

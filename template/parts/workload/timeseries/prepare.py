@@ -61,7 +61,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     """Read, check and write the series, and print a summary."""
-    from ..engine.data.store import StoreWriter
+    from ..engine.data.store import StoreWriter, check_folder
     from ..prepare.series import (
         count_windows,
         describe,
@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     history = arguments.history
     horizon = arguments.horizon
     source = Source(Path(arguments.input), vars(arguments))
-    folder = load().data.path
+    folder = check_folder(load().data.path, arguments.input)
     with StoreWriter(folder, WORKLOAD) as writer:
         series = read_series(writer, source)
         names = arguments.targets.split(",") if arguments.targets else series.names

@@ -35,7 +35,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     """Check every value, write a manifest that refers to the file, and print a summary."""
     from ..dataset import write_windows
+    from ..engine.data.store import check_folder
 
+    folder = check_folder(load().data.path, arguments.input)
     path = Path(arguments.input)
     names = [name.strip() for name in arguments.datasets.split(",")]
     if len(names) != 2:
@@ -55,7 +57,6 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
         "split": arguments.split,
         "datasets": names,
     }
-    folder = load().data.path
     write_windows(folder, features, targets, splits, arguments.dtype, source)
     for array in (features, targets):
         print(f"{array.name + ':':12}{array.shape} {array.dtype}")

@@ -73,7 +73,7 @@ def add_input(
         required=required,
         type=typed_path,
         metavar="PATH",
-        help=f"{title}: CSV (or .csv.gz) with a header, Parquet, Feather, Arrow, or a folder of"
+        help=f"{title}: CSV (also compressed) with a header, Parquet, Feather, Arrow, or a folder of"
         " them",
     )
     add(

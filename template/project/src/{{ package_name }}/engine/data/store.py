@@ -269,6 +269,26 @@ class StoreWriter:
                 path.unlink()
 
 
+def check_folder(folder: str, *sources: str | None) -> Path:
+    """Return the folder that `prepare` writes.
+
+    sources: the input, which may be in it. Raises `UserError` if there is anything else but
+    prepared data, among which new data would be, or which they would replace.
+    """
+    path = Path(folder)
+    manifest = read_json(path / MANIFEST)
+    others = [other for other in path.glob("[!.]*") if not (other / MANIFEST).exists()]
+    names = {other.name for other in others if not other.match(OURS)}
+    for source in sources:
+        names.difference_update(Path(source or "").parts)
+    if not manifest:  # it is damaged
+        names.discard(MANIFEST)
+    if names and "seal" not in manifest:
+        what = f"the folder has other files, such as {min(names)}"
+        raise UserError(what, f"--data.path {folder}", "name a new or an empty folder")
+    return path
+
+
 def size_and_hash(path: Path) -> dict[str, Any]:
     """Return what a manifest knows of a file."""
     return {"bytes": path.stat().st_size, "sha256": sha256(path)}
