@@ -32,12 +32,12 @@ KINDS = yaml.safe_load(r"""
 'SQLite format 3\0': [a SQLite database, export it as CSV]
 
 # JSON.
-'(\xef\xbb\xbf)?\s*\{[ \t]*"': [JSON lines, 'convert it: pandas.read_json(OLD, lines=True).to_csv(NEW)']
-'(\xef\xbb\xbf)?\s*(\{\s*"|(\[\s*)+[{"])': [a JSON document, 'make it lines: run `jq -c ".[]" OLD > NEW`']
+'(\xef\xbb\xbf)?\s*\{[ \t]*"': [JSON lines, 'pandas.read_json(OLD, lines=True).to_csv(NEW)']
+'(\xef\xbb\xbf)?\s*(\{\s*"|(\[\s*)+[{"])': [a JSON document, 'run `jq -c ".[]" OLD > NEW`']
 
 # Arrays.
-'PK\x03\x04.{26}[^\0]{0,99}\.npy': [an .npz archive of NumPy, 'numpy.load it, and write a table or HDF5']
-'\x93NUMPY': [a NumPy array, 'numpy.load it, and write a table or HDF5']
+'PK\x03\x04.{26}[^\0]{0,99}\.npy': [an .npz archive of NumPy, load it; write a table or HDF5]
+'\x93NUMPY': [a NumPy array, load it; write a table or HDF5]
 
 '\x89HDF': [an HDF5 file, write its datasets as the columns of a table]
 'CDF[\x01\x02\x05]': [a netCDF 3 file, 'run `nccopy -k nc4 OLD NEW`, which writes HDF5']
@@ -46,8 +46,8 @@ KINDS = yaml.safe_load(r"""
 '\x80[\x02-\x05]': [a pickle, 'load it where you trust it, and write a table']
 
 # Archives and documents.
-'PK\x03\x04.{26}(\[Content|_rels|docProps|mimetype|xl/)': [an office document, 'export its sheets as CSV']
-'\xd0\xcf\x11\xe0': [an office document, 'export its sheets as CSV']
+'PK\x03\x04.{26}(\[Content|_rels|docProps|mimetype)': [an office document, export sheets as CSV]
+'\xd0\xcf\x11\xe0': [an office document, export sheets as CSV]
 'PK\x03\x04|PK\x05\x06': [a ZIP archive, unpack it]
 
 '.{257}ustar|7z\xbc\xaf|Rar!\x1a|\x1f\x9d': [an archive, unpack it]

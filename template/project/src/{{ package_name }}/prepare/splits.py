@@ -73,8 +73,8 @@ def add_input(
         required=required,
         type=typed_path,
         metavar="PATH",
-        help=f"{title}: CSV (also compressed) with a header, Parquet, Feather, Arrow, or a folder of"
-        " them",
+        help=f"{title}: CSV (also compressed) with a header, Parquet, Feather, Arrow, or a folder"
+        " of them",
     )
     add(
         "--delimiter",
