@@ -132,8 +132,9 @@ def print_copies(table: Table, order: np.ndarray, splits: dict[str, list[int]]) 
     random = np.random.default_rng(0)
     hashes = np.zeros(len(table), np.uint64)
     for cells in (table.numbers, table.codes):
-        factors = random.integers(2**63, size=cells.shape[1], dtype=np.uint64)
-        hashes += np.einsum("nc,c->n", cells.view(np.uint32), factors)
+        bits = cells.view(np.uint32)
+        factors = random.integers(2**63, size=bits.shape[1], dtype=np.uint64)
+        hashes += np.einsum("nc,c->n", bits, factors)
     hashes = hashes[order]
     for name, (first, last) in splits.items():
         count = np.isin(hashes[first:last], hashes[:first]).sum()
