@@ -244,7 +244,7 @@ def test_every_kind_of_file_gives_the_same_arrays_and_facts(tmp_path):
         result = prepare(tmp_path, "tabular", path, flags, data)
         assert result.code == 0, (path, result.err)
         by_path[path] = contents(tmp_path, "tabular", data)
-    assert "note: 2 files read in several, 2 ignored several/1.csv.bak several/5.csv" in result.out
+    assert "note: 2 files read in several, 2 ignored\n" in result.out
     assert [path for path, content in by_path.items() if content != by_path["plain.csv"]] == []
 
 

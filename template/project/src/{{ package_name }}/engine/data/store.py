@@ -277,15 +277,14 @@ def check_folder(folder: str, *sources: str | None) -> Path:
     """
     path = Path(folder)
     manifest = read_json(path / MANIFEST)
-    others = [other for other in path.glob("[!.]*") if not (other / MANIFEST).exists()]
-    names = {other.name for other in others if not other.match(OURS)}
-    for source in sources:
-        names.difference_update(Path(source or "").parts)
-    if not manifest:  # it is damaged
-        names.discard(MANIFEST)
-    if names and "seal" not in manifest:
-        what = f"the folder has other files, such as {min(names)}"
-        raise UserError(what, f"--data.path {folder}", "name a new or an empty folder")
+    inputs = [name for source in sources for name in Path(source or "").parts]
+    if not manifest:
+        inputs.append(MANIFEST)  # a damaged one may be replaced, too
+    for other in sorted(path.glob("[!.]*")):
+        is_data = other.match(OURS) or (other / MANIFEST).exists()
+        if "seal" not in manifest and not is_data and other.name not in inputs:
+            what = f"the folder has other files, such as {other.name}"
+            raise UserError(what, f"--data.path {folder}", "name a new or an empty folder")
     return path
 
 
