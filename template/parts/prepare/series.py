@@ -30,8 +30,8 @@ NO_TIME = (
 )
 SORT = "sort the rows by time; if no column is a time, `prepare` with --time-column none"
 REPEATED = (
-    "sort the rows. Local times repeat when clocks go back: convert them to UTC, or add the offset, "
-    "such as +01:00. If the time of day is in another column, join both. If rows are within one "
+    "sort the rows. Local times repeat when clocks go back: convert them to UTC, or add the offset,"
+    " such as +01:00. If the time of day is in another column, join both. If rows are within one "
     "second, `prepare` with --time-column none"
 )
 

@@ -40,9 +40,11 @@ class Meter:
         self.times: Any = Counter()  # seconds by kind, also of earlier calls of `train`
         self.is_first_step = True
         self._last_time = time.perf_counter()
-        on_gpu = distributed.device.type == "cuda"
-        kinds = ("forward/backward", "optimizer") if on_gpu else ()
-        self._ends = {kind: torch.cuda.Event(enable_timing=True) for kind in kinds}  # type: ignore[no-untyped-call]
+        self._ends: dict[str, Any] = {}  # the last events on a GPU, by what ended there
+        if distributed.device.type == "cuda":
+            event: Any = torch.cuda.Event
+            for kind in ("forward/backward", "optimizer"):
+                self._ends[kind] = event(enable_timing=True)
         self.step_weights: list[Tensor] = []  # of the micro-batches of the current step
         self._values: dict[str, Pairs] = {"loss": []}  # of the loss, means; of others, sums
         self._unchecked: Values = []  # in the order of the steps; equally many on every rank
