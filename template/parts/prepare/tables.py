@@ -244,8 +244,7 @@ class Block:
         return UserError(what, where, remedy)
 
     def _column(self, name: str) -> pa.Array:
-        if name not in self.columns:
-            place_of(name, self.columns, self.path)
+        place_of(name, self.columns, self.path)
         return self.columns[name]
 
     def column(self, name: str) -> pa.Array:

@@ -16,7 +16,6 @@ import io
 import json
 import os
 import sys
-import time
 from collections.abc import Sequence
 from functools import partial
 from importlib import import_module
@@ -75,7 +74,7 @@ def run(words: list[str]) -> int:
         return 0 if words else 2
     check_command(name)
     prepare_process()
-    command = import_command(name)
+    command = import_module(f".commands.{name}", __package__)
     parser = make_parser(name, command)
     try:
         arguments, unknown = parser.parse_known_args(map(with_underscores, words[1:]))
@@ -107,17 +106,6 @@ def check_command(name: str) -> None:
         what = f"{name} runs in one process only"
         where = f"WORLD_SIZE={world_size}"
         raise UserErrors([UserError(what, where, "start it without torchrun")])
-
-
-def import_command(name: str) -> ModuleType:
-    """Import a command. Help waits for it, so a note names a file that takes long."""
-    start_time = time.process_time()
-    command = import_module(f".commands.{name}", __package__)
-    seconds = time.process_time() - start_time
-    if seconds > 1:
-        remedy = "import torch inside its functions"
-        note(f"commands/{name}.py takes {seconds:.1f} s to import: {remedy}")
-    return command
 
 
 def load_settings(
@@ -210,7 +198,7 @@ def overview() -> str:
     """Return one line for each command."""
     lines = [f"usage: python -m {__package__} COMMAND [options]\n"]
     for name in names("commands"):
-        command = import_command(name)
+        command = import_module(f".commands.{name}", __package__)
         summary = (command.__doc__ or "").partition("\n")[0]
         lines.append(f"  {name:<10} {summary}")
     lines.append("\n`COMMAND --help` describes a command; `train --help` also lists every setting.")

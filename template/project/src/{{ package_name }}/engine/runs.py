@@ -7,6 +7,7 @@ import os
 import re
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from .errors import UserError, note, without_secrets
@@ -93,15 +94,9 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     """Add the run that a command is about, as its first word or as `--run`."""
     # torchrun takes `--run` for the beginning of a flag of its own, wherever it is.
     run_help = "name or path of the run; under torchrun, use --run-name (default: the newest)"
-    parser.add_argument("--run", "--run-name", type=typed_run, metavar="RUN", help=run_help)
-    parser.add_argument(
-        "run",
-        nargs="?",
-        default=argparse.SUPPRESS,  # an absent word does not replace the flag
-        type=typed_run,
-        metavar="RUN",
-        help="the same as --run",
-    )
+    add = partial(parser.add_argument, type=typed_run, metavar="RUN", help=run_help)
+    add("--run", "--run-name")
+    add("run", nargs="?", default=argparse.SUPPRESS)  # an absent word does not replace the flag
 
 
 # --- runs

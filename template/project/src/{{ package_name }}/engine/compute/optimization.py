@@ -83,16 +83,15 @@ def _checkpointed_in_stretches(rnn: nn.RNNBase) -> Any:
     Backward would otherwise compute all steps again and hold their activations at once. With √T
     stretches of √T steps, it holds those of one stretch, and the states between stretches.
     """
-    forward = rnn.forward
-    one_stretch = _checkpointed(forward)
+    one_stretch = _checkpointed(rnn.forward)
 
-    @functools.wraps(forward)
+    @functools.wraps(one_stretch)
     def run(input: Any, hx: Any = None) -> Any:
         # The second direction begins at the end, so it cannot be cut.
         is_whole = rnn.bidirectional or not isinstance(input, torch.Tensor)
         if is_whole or not torch.is_grad_enabled():
             return one_stretch(input, hx)
-        time_axis = 1 if rnn.batch_first and input.dim() == 3 else 0
+        time_axis = input.dim() - 2 if rnn.batch_first else 0
         outputs = []
         for stretch in input.tensor_split(math.isqrt(input.shape[time_axis]), time_axis):
             output, hx = one_stretch(stretch, hx)

@@ -96,7 +96,11 @@ class Session:
         if self.resumed:
             run.log.line(f"resumed at step {run.step} of {run.num_steps}")
             run.log.event(run.step, "resumed")
-            changes = [*self.changes, *self._other_precision(project.precision.name)]
+            changes = [*self.changes]
+            precision = project.precision.name
+            before = read_json(self.folder / "env.json").get("precision", precision)
+            if before != precision:  # `auto` depends on the card
+                changes.append(f"the precision is {precision}; it was {before}")
             notes += [f"from step {run.step} on {change}" for change in changes]
         project.optimizations += run.loader.describe()
         num_parameters = sum(weight.numel() for weight in project.model.parameters())
@@ -124,11 +128,6 @@ class Session:
         )
         project.store.remember(self.folder)
         write_status(self.folder, "running", "", run.step)
-
-    def _other_precision(self, name: str) -> list[str]:
-        """Return a note if the precision is not the one before: `auto` depends on the card."""
-        before = read_json(self.folder / "env.json").get("precision", name)
-        return [] if before == name else [f"the precision is {name}; it was {before}"]
 
     # --- the outcome
 
