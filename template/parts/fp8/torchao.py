@@ -17,6 +17,8 @@ from ..settings import config
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from .optimization import Row
+
 WHEN = "evaluation in bf16; slower than bf16 without compile and on small models"
 MULTIPLE = 16  # the hardware requires multiples of it in both sizes of a matrix
 LEAST = 128  # smaller matrices lose more by scaling than they gain
@@ -33,6 +35,13 @@ class Training(config.Training):
     fp8_emulation: bool = False
     """Round as fp8 does on any device. This is slow, and only for tests without such a GPU. No
     effect unless `precision` is fp8."""
+
+
+def apply(model: Any, precision: str, emulate: bool) -> list[Row]:
+    """Convert a model if the precision is fp8; return the line for the start of a run."""
+    if precision != "fp8":
+        return []
+    return [("fp8", "training.precision", f"{convert(model, emulate)} layers", WHEN)]
 
 
 def convert(model: Any, emulate: bool = False) -> int:

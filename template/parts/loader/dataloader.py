@@ -7,7 +7,6 @@ same batches. It is best if samples need real CPU work (`Samples.host`), or if t
 from __future__ import annotations
 
 import os
-import re
 import signal
 from collections.abc import Iterator
 from multiprocessing.queues import Queue
@@ -25,24 +24,6 @@ from .order import Order
 from .rows import deliver, gather, mapped
 from .store import Store
 
-# What ends workers: words of an error, what it means, and what to do first.
-FAILURES = (
-    (
-        "shared memory|No space left",
-        "the shared memory (/dev/shm) is too small",
-        "start a container with --ipc=host or --shm-size=8g, ",
-    ),
-    (
-        "Too many open files|ancdata",
-        "too many open files",
-        "raise the limit, as with ulimit -n 65536, ",
-    ),
-    (
-        "DataLoader worker|Connection.*Error|BrokenPipe|EOFError",
-        "a loader worker died",
-        "often memory ran out: ",
-    ),
-)
 SMALL_BATCH_BYTES = 1 << 20  # below this, passing a batch between processes costs more than reading
 
 
@@ -144,12 +125,20 @@ class Loader:
         if hasattr(signal, "SIGCHLD"):
             # torch would print a traceback for each worker that ends with this process.
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        said = f"{error!r} {error.__cause__}"
+        said = f"{error} {error.__cause__}"
         remedy = "lower data.num_workers, or set ALLOW_UNSAFE_DATALOADER=0 for a single process"
-        for words, what, first in FAILURES:
-            if re.search(words, said):
-                return UserError(what, f"{self.workers} workers", f"{first}{remedy}")
-        return error
+        if "shared memory" in said or "No space left" in said:
+            what = "the shared memory (/dev/shm) is too small"
+            remedy = f"start a container with --ipc=host or --shm-size=8g, {remedy}"
+        elif "Too many open files" in said or "ancdata" in said:
+            what = "too many open files"
+            remedy = f"raise the limit, as with ulimit -n 65536, {remedy}"
+        elif "DataLoader worker" in said or isinstance(error, ConnectionError | EOFError):
+            what = "a loader worker died"
+            remedy = f"often memory ran out: {remedy}"
+        else:
+            return error
+        return UserError(what, f"{self.workers} workers", remedy)
 
     def describe(self) -> list[dict[str, str]]:
         why = "data.num_workers: the main process reads"

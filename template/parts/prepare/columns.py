@@ -38,27 +38,6 @@ DATE = re.compile(
 )
 
 
-class Category:
-    """The values of a column, as the first cell of each spells it."""
-
-    def __init__(self) -> None:
-        self.values: list[str] = []
-        self.code_of: dict[str, int] = {}  # by plain spelling
-
-    def codes(self, column: pa.Array, source: Source) -> np.ndarray:
-        """Return codes (rows,) int32, from 1 on, or 0 for missing cells; add new values."""
-        encoded = column.cast(STRING).dictionary_encode()
-        codes = []
-        for cell in encoded.dictionary.to_pylist():
-            value = plain(cell, source)
-            if value not in self.code_of:
-                self.values.append(cell)
-                self.code_of[value] = len(self.values)
-            codes.append(self.code_of[value])
-        places = encoded.indices.fill_null(-1).to_numpy()
-        return np.array([*codes, 0], np.int32)[places]
-
-
 def read_table(
     writer: StoreWriter,
     source: Source,
@@ -71,16 +50,16 @@ def read_table(
     kinds: what the columns hold; None detects it in the first block. known: categories of the
     training data. Raises `UserError`, with row and column, for an invalid cell.
     """
-    categories: dict[str, Category] = defaultdict(Category)
+    categories: dict[str, dict[str, str]] = defaultdict(dict)
     for column in known:
-        categories[column["name"]].codes(pa.array(column["values"]), source)
+        add_codes(pa.array(column["values"]), source, categories[column["name"]])
     for block in source.blocks():
         kinds = kinds or survey(block)
         numbers = []
         codes = []
         for name, kind in kinds.items():
             if kind == "category":
-                values = categories[name].codes(block.column(name), source)
+                values = add_codes(block.column(name), source, categories[name])
                 is_missing = values == 0
                 codes.append(values)
             else:
@@ -90,14 +69,30 @@ def read_table(
             if name == target and is_missing.any():
                 row = int(is_missing.argmax())
                 raise block.error("the target is missing", row, name, FIX_TARGET)
-        dtype = source.style["dtype"] or np.float32
         # `reshape` keeps the number of rows even if there is no column.
-        writer.append(".numbers", np.array(numbers, dtype).reshape(-1, block.num_rows).T)
-        writer.append(".codes", np.array(codes, np.int32).reshape(-1, block.num_rows).T)
+        shape = (-1, block.num_rows)
+        dtype = source.style["dtype"] or np.float32
+        writer.append(".numbers", np.array(numbers, dtype).reshape(shape).T)
+        writer.append(".codes", np.array(codes, np.int32).reshape(shape).T)
 
-    levels = {name: category.values for name, category in categories.items()}
+    levels = {name: [*values.values()] for name, values in categories.items()}
     names = [name for name in kinds or {} if name not in levels]
     return Table(names, levels, target, writer.appended(".numbers"), writer.appended(".codes"))
+
+
+def add_codes(column: pa.Array, source: Source, values: dict[str, str]) -> np.ndarray:
+    """Return codes (rows,) int32, from 1 on, or 0 for missing cells; add new values.
+
+    values: the first cell that has a value, by its plain spelling.
+    """
+    encoded = column.cast(STRING).dictionary_encode()
+    spellings = []
+    for cell in encoded.dictionary.to_pylist():
+        spellings.append(plain(cell, source))
+        values.setdefault(spellings[-1], cell)
+    code_of = {spelling: code for code, spelling in enumerate(values, 1)}
+    codes = [code_of[spelling] for spelling in spellings]
+    return np.array([*codes, 0], np.int32)[encoded.indices.fill_null(-1)]
 
 
 def plain(cell: str, source: Source) -> str:

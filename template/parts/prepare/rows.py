@@ -114,14 +114,12 @@ def _describe_classes(table: Table, count_of: dict[str, int]) -> Facts:
 
 def print_columns(facts: Facts) -> None:
     """Print what the training rows have in each column. The target is the last one."""
-    print(f"  {'column':24}{'mean':>14}{'std':>14}{'missing':>10}")
     for column in [*facts["features"], *facts["categories"], facts["target"]]:
+        values = column.get("values", column.get("classes", []))
+        content = f"{len(values):,} values"
         if "mean" in column:
-            content = f"{column['mean']:>14.6g}{column['std']:>14.6g}"
-        else:
-            values = column.get("values", column.get("classes"))
-            content = f"{len(values):>21,} values"
-        print(f"  {column['name']:24.24}{content}{column.get('missing', 0):>10,}")
+            content = f"mean {column['mean']:.6g}, std {column['std']:.6g}"
+        print(f"  {column['name']:24.24}{content:36}{column.get('missing', 0):,} missing")
 
 
 def print_copies(table: Table, order: np.ndarray, splits: dict[str, list[int]]) -> None:

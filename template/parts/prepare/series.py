@@ -198,14 +198,6 @@ def describe(names: list[str], targets: list[int], horizon: int, frames: list[Fa
     }
 
 
-def print_columns(facts: Facts) -> None:
-    """Print the scales of the columns of the first frame."""
-    frame = facts["frames"][0]
-    print(f"  {'column':24}{'mean':>14}{'std':>14}")
-    for name, mean, std in zip(facts["columns"], frame["mean"], frame["std"], strict=True):
-        print(f"  {name:24.24}{mean:>14.6g}{std:>14.6g}")
-
-
 def count_windows(
     first_targets: range | np.ndarray, splits: dict[str, list[int]], horizon: int
 ) -> list[str]:

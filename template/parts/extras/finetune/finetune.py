@@ -94,8 +94,8 @@ class Hook:
                 raise UserError(what, "finetune.freeze", remedy)
 
 
-def freeze(model: nn.Module, patterns: Sequence[str]) -> Row:
-    """Freeze the weights whose names match a pattern; return how many, for `describe`.
+def freeze(model: nn.Module, patterns: Sequence[str]) -> list[Row]:
+    """Freeze the weights whose names match a pattern; return how many, if any, for `describe`.
 
     Call it before the model is wrapped and the optimizer is made: both then ignore these weights,
     and there is no update and no weight decay. Raises `UserError` if a pattern matches no name, or
@@ -111,12 +111,14 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> Row:
         for name in matching:
             weights[name].requires_grad_(False)
 
+    if not patterns:
+        return []
     total = sum(weight.numel() for weight in model.parameters())
     frozen = sum(weight.numel() for weight in model.parameters() if not weight.requires_grad)
     if frozen == total:
         raise UserError("every weight is frozen", "finetune.freeze", "leave some of them to train")
     why = f"{frozen:,} of {total:,} weights"
-    return "frozen weights", "finetune.freeze", f"{frozen / total:.1%}", why
+    return [("frozen weights", "finetune.freeze", f"{frozen / total:.1%}", why)]
 
 
 def load_initial(project: Project, place: str) -> tuple[str, list[str]]:

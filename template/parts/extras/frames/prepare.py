@@ -99,7 +99,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     """Read, resample, check and write the series, and print a summary."""
     from ..engine.data.store import StoreWriter, check_folder
     from ..prepare.frames import RULES, TEMPORARY, fill, make_frames
-    from ..prepare.series import print_columns, read_series
+    from ..prepare.series import read_series
     from ..prepare.tables import Source, place_of
     from ..settings import WORKLOAD
 
@@ -124,5 +124,5 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     for frame in frames:
         print(f"{frame.name + ':':12}{len(frame.bars):,}, {frame.history} in a window")
     print(f"windows:    {', '.join(counts)}")
-    print_columns(writer.facts)
+    print(f"columns:    {', '.join(series.names)}")
     print_next(folder)

@@ -21,7 +21,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     text = "fractions that add up to 1, or numbers of rows; test may be 0 (default: %(default)s)"
     add("--split", default="0.7,0.15,0.15", metavar="TRAIN,VALIDATION,TEST", help=text)
     text = "seed of the shuffle before the split (default: 0)"
-    add("--seed", type=int, default=0, metavar="N", help=text)
+    add("--seed", type=int, default=0, help=text)
     text = "do not shuffle: the last rows of the file become the test split"
     add("--keep-order", action="store_true", help=text)
 

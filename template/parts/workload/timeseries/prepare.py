@@ -18,14 +18,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--history",
         type=int,
         default=96,
-        metavar="ROWS",
         help="number of past rows that a forecast sees (default: 96)",
     )
     add(
         "--horizon",
         type=int,
         default=24,
-        metavar="ROWS",
         help="number of rows to forecast (default: 24)",
     )
     add(
@@ -62,13 +60,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     """Read, check and write the series, and print a summary."""
     from ..engine.data.store import StoreWriter, check_folder
-    from ..prepare.series import (
-        count_windows,
-        describe,
-        describe_frame,
-        print_columns,
-        read_series,
-    )
+    from ..prepare.series import count_windows, describe, describe_frame, read_series
     from ..prepare.tables import Source, place_of
     from ..settings import WORKLOAD
 
@@ -88,5 +80,5 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
 
     print(f"rows:       {len(series):,}, {history} in a window")
     print(f"windows:    {', '.join(counts)}")
-    print_columns(writer.facts)
+    print(f"columns:    {', '.join(series.names)}")
     print_next(folder)

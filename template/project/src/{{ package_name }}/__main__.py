@@ -15,6 +15,7 @@ import argparse
 import io
 import json
 import os
+import re
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -140,9 +141,8 @@ def load_settings(
 
 def with_underscores(word: str) -> str:
     """Return a flag of a setting with `_` for `-`, and any other word as it is."""
-    flag, equals, value = word.partition("=")
-    is_setting = flag.startswith("--") and "." in flag
-    return f"--{flag[2:].replace('-', '_')}{equals}{value}" if is_setting else word
+    flag = re.match(r"--([\w-]+\.[\w.-]+)", word)
+    return f"--{flag[1].replace('-', '_')}{word[flag.end() :]}" if flag else word
 
 
 def enter_root() -> None:
@@ -183,11 +183,12 @@ def make_parser(name: str, command: ModuleType) -> Parser:
     )
     add = parser.add_argument
     add("--config", type=typed_path, metavar="FILE", help=f"settings file (default: {CONFIG})")
-    add("--profile", metavar="NAME", help="profile to apply, from `profiles:` in the settings file")
+    add("--profile", help="profile to apply, from `profiles:` in the settings file")
     add("--print-config", action="store_true", help="print every setting with its origin, and exit")
     add("--debug", action="store_true", help="show the traceback of an error")
-    command.arguments(parser)
+    # Settings come first: `--max_steps` elsewhere is `--training.max_steps`, not `--max-steps`.
     add_settings(parser, described=name == "train")
+    command.arguments(parser)
     return parser
 
 

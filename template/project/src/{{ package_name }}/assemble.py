@@ -71,13 +71,10 @@ def assemble(settings: Settings, distributed: Distributed, store: Store) -> Proj
     model: Any = build_model(all_settings, store.facts)  # 1
     check_model(model)
     model = model.to(device)
-    for module in discover("engine.compute", "convert"):  # 2
-        if name == "fp8":
-            num_layers = module.convert(model, emulate)
-            decided.append(("fp8", "training.precision", f"{num_layers} layers", module.WHEN))
+    for module in discover("engine.compute", "apply"):  # 2
+        decided += module.apply(model, name, emulate)
     for module in discover("hooks", "freeze"):  # 3
-        if all_settings.finetune.freeze:
-            decided.append(module.freeze(model, all_settings.finetune.freeze))
+        decided += module.freeze(model, all_settings.finetune.freeze)
     if training.gradient_checkpointing:  # 4
         optimization.checkpoint_blocks(model.blocks())
     decided.append(optimization.compile_blocks(model.blocks(), settings, card.capability))  # 5

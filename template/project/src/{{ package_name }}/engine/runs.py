@@ -110,8 +110,7 @@ def is_run(folder: Path) -> bool:
 def started(run: Path) -> float:
     """Return when the run began, in seconds since the epoch."""
     environment = read_json(run / "env.json", started=NUMBER)
-    start: float = environment.get("started", run.stat().st_mtime)
-    return start
+    return float(environment.get("started", run.stat().st_mtime))
 
 
 def all_runs() -> list[Path]:

@@ -111,8 +111,7 @@ def report_lines(run: Path) -> list[str]:
     if not drawn:
         return []
     lines = [f"## Examples: validation at step {drawn[-1]['step']:,}"]
-    for file in sorted((run / FOLDER).glob("*.png")):
-        lines += ["", f"![{file.stem}]({FOLDER}/{file.name})"]
-    for file in sorted((run / FOLDER).glob("*.md")):
-        lines += ["", file.read_text(encoding="utf-8")]
+    folder = run / FOLDER
+    lines += [f"\n![{file.stem}]({FOLDER}/{file.name})" for file in sorted(folder.glob("*.png"))]
+    lines += [f"\n{file.read_text(encoding='utf-8')}" for file in sorted(folder.glob("*.md"))]
     return lines

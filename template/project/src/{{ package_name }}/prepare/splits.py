@@ -78,7 +78,6 @@ def add_input(
     )
     add(
         "--delimiter",
-        metavar="SIGN",
         help="delimiter of a CSV file (default: detected in the header)",
     )
     add(
@@ -89,13 +88,11 @@ def add_input(
     )
     add(
         "--encoding",
-        metavar="NAME",
         help="encoding of a CSV file, such as latin-1 (default: utf-8, or as in `prepare`)",
     )
     add(
         "--missing",
         action="append",
-        metavar="TEXT",
         help="text of a missing cell, such as `?`, besides empty, NA, nan and null; repeatable",
     )
     text = "count NA, nan and null in texts as names, such as of a country, not as missing"
@@ -103,7 +100,6 @@ def add_input(
     if times:
         add(
             "--time-format",
-            metavar="FORMAT",
             help="format of times, such as %%d.%%m.%%Y, or the unit of numbers: s, ms, us or ns"
             " (default: ISO 8601)",
         )

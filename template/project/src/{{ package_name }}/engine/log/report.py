@@ -38,12 +38,11 @@ class Record:
         self.evaluations = [row for row in rows if "split" in row]
         self.events = read_rows(folder / "events.jsonl")
         # Where the time went until the last checkpoint: seconds by kind.
-        times: Row = {}
+        self.times: Any = Counter()
         for event in self.events:
             for kind, seconds in event.get("times", {}).items():
                 if isinstance(seconds, NUMBER) and 0 < seconds < 1e9:
-                    times[kind] = seconds
-        self.times = Counter(times)
+                    self.times[kind] = seconds
         self.environment = read_json(folder / "env.json", changed=list, notes=list)
         self.status = read_json(folder / "status.json", step=int)
 

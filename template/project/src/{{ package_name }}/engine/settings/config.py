@@ -70,7 +70,7 @@ Tree = Annotated[dict[str, Any], BeforeValidator(lambda value: value or {})]
 class Data(Section):
     """Where the samples are, and in which order they come; each loader adds settings."""
 
-    path: Annotated[str, Field(min_length=1), AfterValidator(expanded)] = "data"
+    path: Annotated[Place, Field(min_length=1)] = "data"
     """Folder that `prepare` writes. If nothing was prepared there, training uses example data and
     prints a note."""
 
@@ -245,12 +245,11 @@ class Settings(Section):
 
     def changed(self) -> list[tuple[str, Any, Any, str]]:
         """List the settings that differ from the defaults: key, value, default and origin."""
-        rows = []
-        for key, field in catalogue(type(self)).items():
-            value = self.value(key)
-            if value != field.default:
-                rows.append((key, value, field.default, self.origins[key]))
-        return rows
+        return [
+            (key, self.value(key), field.default, self.origins[key])
+            for key, field in catalogue(type(self)).items()
+            if self.value(key) != field.default
+        ]
 
     def replaced(self, values: Mapping[str, Any], origin: str) -> Self:
         """Return these settings with other values, by key. Raises pydantic's `ValidationError`."""

@@ -24,10 +24,8 @@ ELSEWHERE = {
     "lr": "optimizer.learning_rate",
     "optim": "optimizer.name",
     "use_amp": "training.precision",
-    "amp": "training.precision",
     "bf16": "training.precision",
     "fp16": "training.precision",
-    "clip": "training.gradient_clip",
     "max_iters": "training.max_steps",
     "eval_steps": "evaluation.every_steps",
     "save_steps": "checkpoint.every_steps",
@@ -116,13 +114,10 @@ def flat(layers: Iterable[Layer]) -> Iterator[tuple[str, str, Any]]:
 
 def suggestion(name: str, known: Iterable[str]) -> str:
     """Return the remedy for an unknown name: the same in other sections, or a similar one."""
-    plain_of = {key: key.lstrip("-").replace("-", "_") for key in known}
     last = name.lstrip("-").replace("-", "_").rpartition(".")[2]
     ending = f".{ELSEWHERE.get(last, last)}"
-    same = [key for key, plain in plain_of.items() if f".{plain}".endswith(ending)]
-    # The setting comes first: `--max_steps` elsewhere is `--training.max_steps`.
-    same.sort(key=lambda key: "." not in key)
-    similar = get_close_matches(name, list(plain_of), 1, 0.9 if same else 0.7)
+    same = [key for key in known if key.replace("--", ".").replace("-", "_").endswith(ending)]
+    similar = get_close_matches(name, list(known), 1, 0.9 if same else 0.7)
     # A typing error in a section is more similar than the same name in other sections.
     meant = similar if similar and "." in name else same or similar
     if meant:

@@ -6,7 +6,6 @@ Settings in `config.yaml` control them, and `describe` reports at every start wh
 from __future__ import annotations
 
 import functools
-import math
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -48,20 +47,6 @@ def set_deterministic(setting: bool | str, cudnn_benchmark: bool) -> None:
 # --- blocks
 
 
-def checkpoint_blocks(blocks: list[nn.Module]) -> None:
-    """Checkpoint activations: backward runs each block's forward again, instead of storing them.
-
-    `training.gradient_checkpointing` takes about half of the memory. Evaluation is unaffected.
-    """
-    for block in blocks:
-        rnns = [module for module in block.modules() if isinstance(module, nn.RNNBase)]
-        for rnn in rnns:
-            rnn.forward = _checkpointed_in_stretches(rnn)
-        # A head is left out, because its backward follows its forward at once.
-        if not rnns and getattr(block, "recomputes", True):
-            block.forward = _checkpointed(block.forward)
-
-
 def _checkpointed(forward: Any) -> Any:
     """Return a forward whose activations are checkpointed.
 
@@ -73,30 +58,6 @@ def _checkpointed(forward: Any) -> Any:
         if not torch.is_grad_enabled():
             return forward(*inputs, **named)
         return checkpoint(forward, *inputs, use_reentrant=False, **named)
-
-    return run
-
-
-def _checkpointed_in_stretches(rnn: nn.RNNBase) -> Any:
-    """Return the forward of an RNN, with checkpoints along its T steps of time.
-
-    Backward would otherwise compute all steps again and hold their activations at once. With √T
-    stretches of √T steps, it holds those of one stretch, and the states between stretches.
-    """
-    one_stretch = _checkpointed(rnn.forward)
-
-    @functools.wraps(one_stretch)
-    def run(input: Any, hx: Any = None) -> Any:
-        # The second direction begins at the end, so it cannot be cut.
-        is_whole = rnn.bidirectional or not isinstance(input, torch.Tensor)
-        if is_whole or not torch.is_grad_enabled():
-            return one_stretch(input, hx)
-        time_axis = input.dim() - 2 if rnn.batch_first else 0
-        outputs = []
-        for stretch in input.tensor_split(math.isqrt(input.shape[time_axis]), time_axis):
-            output, hx = one_stretch(stretch, hx)
-            outputs.append(output)
-        return torch.cat(outputs, time_axis), hx
 
     return run
 
