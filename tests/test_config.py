@@ -258,21 +258,6 @@ def test_a_section_of_a_hook_is_a_section_like_any_other(hooked, capsys):
     assert capsys.readouterr().err.startswith(f"error: {line}")
 
 
-def test_a_command_that_is_slow_to_import_is_named(hooked, capsys):
-    slow = hooked / "src/my_training/commands/slow.py"
-    slow.write_text(
-        "'''Wait.'''\nimport time\nend = time.process_time() + 1.1\n"
-        "while time.process_time() < end:\n    pass\n"
-    )
-    try:
-        assert imported(hooked, "__main__").main(["--help"]) == 0
-    finally:
-        slow.unlink()
-    output = capsys.readouterr()
-    assert re.search(r"^  slow +Wait\.$", output.out, re.MULTILINE)
-    assert "commands/slow.py takes 1." in output.err
-
-
 def test_settings_of_a_part_that_was_taken_away(hooked, capsys):
     """A run goes on without them; a configuration or a flag that names them is an error."""
     profiles = "profiles: {fast: {look: {every_seconds: 1}}}"

@@ -42,9 +42,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--resume", nargs="?", const="", type=typed_run, metavar="RUN", help=resume)
     add("--name", help="name of the new run (default: date and time)")
     stop = "stop this call after step N; training.max_steps shortens the schedule, too"
-    add("--max-steps", type=int, help=stop)
+    add("--max-steps", type=int, metavar="N", help=stop)
     minutes = "train for about N minutes on this machine, but no more steps than the settings allow"
-    add("--minutes", type=float, help=minutes)
+    add("--minutes", type=float, metavar="N", help=minutes)
     parser.set_defaults(phase=None)
     if "phases" in names("hooks"):  # the extra `finetune`
         phase = "train phase N only (counted from 1), from the last weights of the phase before it"

@@ -70,7 +70,7 @@ Tree = Annotated[dict[str, Any], BeforeValidator(lambda value: value or {})]
 class Data(Section):
     """Where the samples are, and in which order they come; each loader adds settings."""
 
-    path: Annotated[Place, Field(min_length=1)] = "data"
+    path: Annotated[str, Field(min_length=1), AfterValidator(expanded)] = "data"
     """Folder that `prepare` writes. If nothing was prepared there, training uses example data and
     prints a note."""
 

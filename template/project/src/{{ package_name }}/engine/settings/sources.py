@@ -116,8 +116,9 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     """Return the remedy for an unknown name: the same in other sections, or a similar one."""
     last = name.lstrip("-").replace("-", "_").rpartition(".")[2]
     ending = f".{ELSEWHERE.get(last, last)}"
-    same = [key for key in known if key.replace("--", ".").replace("-", "_").endswith(ending)]
-    similar = get_close_matches(name, list(known), 1, 0.9 if same else 0.7)
+    plain_of = {key: f".{key.lstrip('-').replace('-', '_')}" for key in known}
+    same = [key for key, plain in plain_of.items() if plain.endswith(ending)]
+    similar = get_close_matches(name, plain_of, 1, 0.9 if same else 0.7)
     # A typing error in a section is more similar than the same name in other sections.
     meant = similar if similar and "." in name else same or similar
     if meant:
