@@ -67,8 +67,9 @@ def read_table(
                 is_missing = np.isnan(values)
                 numbers.append(values)
             if name == target and is_missing.any():
-                row = int(is_missing.argmax())
-                raise block.error("the target is missing", row, name, FIX_TARGET)
+                raise block.error(
+                    "the target is missing", int(is_missing.argmax()), name, FIX_TARGET
+                )
         # `reshape` keeps the number of rows even if there is no column.
         shape = (-1, block.num_rows)
         dtype = source.style["dtype"] or np.float32
