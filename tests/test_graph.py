@@ -298,6 +298,12 @@ def test_a_split_of_shares_is_no_return(tmp_path, opened):
         lines.append(f"{line},{real.split(',')[4]}")
     place = prepared(tmp_path, ant="\n".join(lines) + "\n")
     np.testing.assert_allclose(rows(store(place), "features"), rows(opened, "features"), atol=2e-5)
+    for name in ("Adj. Close", "adjClose", "Adj Close*", "Close (adj)", "Adjusted_Close"):
+        (tmp_path / "one.csv").write_text(
+            "\n".join([lines[0].replace("Adj Close", name), *lines[1:]])
+        )
+        (stock,) = module("prepare.stocks").read_stocks(tmp_path / "one.csv", {})[0].values()
+        np.testing.assert_allclose(stock.adjusted, np.round(prices()["ant"][:, 3], 6))
 
 
 # ---- evaluation and predictions ----------------------------------------------------------------

@@ -572,6 +572,33 @@ CODES = {
 }
 
 
+def test_columns_of_numbers_tell_the_decimal_mark(tmp_path):
+    """Never a text, and never digits that have a value with both marks."""
+    rows = [*range(40)]
+    whole = {"y": rows}
+    note = {"note": ["1,5", "1.234.567", "12,5 kg", "ok"] * 10}
+    kept = {  # the columns, and the numbers in the first of them
+        "a note": ({"lat": [f"48.{row + 100}" for row in rows], "east": [0.5] * 40, **note}, 48.1),
+        "thousands": ({"sum": ["1.101", "850"] * 20, "kg": ["0,5"] * 40}, 1101.0),
+        "three places": ({"lon": [f"11,{row + 100}" for row in rows], "kg": ["2,25"] * 40}, 11.1),
+    }
+    for name, (made, first) in kept.items():
+        content = lines(made | whole, ";")
+        prepared(tmp_path, "tabular", content, "--target y --task regression --keep-order")
+        assert store(tmp_path, "tabular").arrays["features"].rows()[0, 0] == np.float32(first), name
+    unclear = "may have a decimal mark, or separate thousands: table.csv: add --decimal"
+    refused = {
+        "thousands": ({"sum": ["1.101", "850"] * 20}, unclear),
+        "three places": ({"lon": [f"11,{row + 100}" for row in rows]}, unclear),
+        "both": ({"a": ["0,5"] * 40, "b": ["0.5"] * 40}, "columns have different decimal marks"),
+    }
+    for made, line in refused.values():
+        path = written(tmp_path, lines(made | whole, ";"))
+        one_error(prepare(tmp_path, "tabular", path, "--target y --task regression"), line)
+        given = "--target y --task regression --keep-order --decimal ."
+        assert prepare(tmp_path, "tabular", path, given).code == 0
+
+
 def test_spellings_of_a_value_are_one_category(tmp_path):
     """One class, too; `predict` knows those that training had not."""
     repeated = {name: [f'"{cell}"' for cell in cells] * 20 for name, cells in SAME.items()}

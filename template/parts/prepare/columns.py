@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from ..engine.errors import UserError
 from .rows import Facts, Table
-from .tables import FLOAT32_MAX, STRING, Block, Source, place_of
+from .tables import FLOAT32_MAX, HIDDEN, STRING, Block, Source, place_of
 
 if TYPE_CHECKING:
     from ..engine.data.store import StoreWriter
@@ -98,7 +98,7 @@ def add_codes(column: pa.Array, source: Source, values: dict[str, str]) -> np.nd
 
 def plain(cell: str, source: Source) -> str:
     """Return one spelling for all of a value: 1 for 1.0 and True, but not for the code 01."""
-    text = " ".join(normalize("NFC", cell).split())
+    text = " ".join(normalize("NFC", HIDDEN.sub("", cell)).split())
     text = {"true": "1", "false": "0"}.get(text.lower(), text)
     if NUMERAL.fullmatch(text) and source.number(text) < np.inf:
         return f"{source.number(text):.15g}"

@@ -43,6 +43,9 @@ def cells(path: Path, keys: tuple[str, ...]) -> Iterator[tuple[str, tuple[str, .
         if number == 1 and names == header:
             print(f"note: the first line of {path} is a header: {line!r}")
             continue
+        if number == 1 and sorted(names) == sorted(header):
+            what = f"the header has the columns in another order than {' and '.join(keys)}"
+            raise UserError(what, where, "exchange the columns, or write .jsonl")
         quoted = [text for text in texts if QUOTED.fullmatch(text)]
         if any('""' in text[1:-1] for text in quoted):
             what = "a text in the quotes of a CSV file, which would become part of it"

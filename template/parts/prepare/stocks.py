@@ -26,8 +26,15 @@ PRICES = ("open", "high", "low", "close")
 ROW = [("date", "i8"), ("prices", "f8", (4,)), ("adjusted", "f8"), ("volume", "f8")]
 # A date of an exchange, such as `2024-01-31 00:00:00-05:00`, is another time in UTC.
 MIDNIGHT = r"[T ]00:00(:00(\.0+)?)?(Z|[+-]\d\d:?\d\d)\s*$"
-# Other names of columns, in lower case without spaces and underscores.
-NAMES = {"symbol": "ticker", "adjclose": "adjusted", "adjustedclose": "adjusted"}
+# Other names of columns, in lower case and letters alone.
+NAMES = {
+    "symbol": "ticker",
+    "adjclose": "adjusted",
+    "adjustedclose": "adjusted",
+    "closeadj": "adjusted",
+    "adjprice": "adjusted",
+    "adjustedprice": "adjusted",
+}
 
 
 def long_enough(stocks: Stocks, window: int, path: Path) -> Stocks:
@@ -65,7 +72,7 @@ def read_prices(source: Source) -> Iterator[Piece]:
 
 def find_columns(written: list[str], path: Path) -> dict[str, str]:
     """Map each known name to the column of the table, in any spelling."""
-    plain = [name.lower().replace(" ", "").replace("_", "") for name in written]
+    plain = [re.sub("[^a-z]", "", name.lower()) for name in written]
     names = [NAMES.get(name, name) for name in plain]
     for name in ("date", *PRICES, "volume"):
         count = names.count(name)

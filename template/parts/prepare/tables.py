@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -55,20 +56,20 @@ ABOVE = re.compile(
     r'(?!(.*[,;\t|])?["\s]*[-+.]?\d[-+.:/\deTZ "\r]*[,;\t|\n]))*'
 )
 csv.field_size_limit(BLOCK_BYTES)  # of a cell that is looked at to detect the decimal mark
-# Not `1,234`, whose comma may separate thousands; but `1.234,5` and `1.234.567`.
-COMMA_NUMBER = re.compile(
-    r"[-+(]?(\d{1,3}([ .]\d{3})+,\d+|[1-9]\d{0,2}(\.\d{3}){2}|"
-    r"(?![1-9]\d{0,2},\d{3}\b)\d+,\d+([eE][+-]?\d+)?)[-)]?"
+# How people write numbers: no-break and thin spaces or apostrophes between thousands, a minus sign
+# or a dash; and characters that nobody sees.
+PLAIN_SIGNS = str.maketrans(
+    "\u00a0\u2007\u2009\u202f'’\u2212\u2010\u2011\u2013\uff0d",
+    "      -----",
+    "\u00ad\u200b\u200e\u200f\u2060\ufeff",
 )
-
-# How people write numbers: no-break and thin spaces or apostrophes between thousands, a minus sign.
-PLAIN_SIGNS = str.maketrans("\u00a0\u2007\u2009\u202f'’\u2212", "      -")
 NEGATIVE = re.compile(r"^\( *(.*?) *\)$|^(.*?) *-$|^- +")  # (12), 12- and - 12
 NUMBER = re.compile(
     r"[-+]?([1-9]\d{0,2}([ ,])\d{3}(\2\d{3})*(\.\d*)?|\d+\.?\d*|\.\d+)([eE][-+]?\d+)?"
 )
 SWAP_MARKS = str.maketrans(",.", ".,")
 
+KEPT = 0.9  # the fraction of different values that float32 must keep
 FAR = 1e4  # float32 leaves three digits of a column whose mean is so many standard deviations
 
 
@@ -172,9 +173,7 @@ class Source:
         if not style["decimal"]:
             style["decimal"] = "."
             if style["delimiter"] != ",":
-                cells = (cell.strip().translate(PLAIN_SIGNS) for row in rows for cell in row)
-                if any(map(COMMA_NUMBER.fullmatch, cells)):
-                    style["decimal"] = ","
+                style["decimal"] = self._find_decimal(rows, path)
                 found = f"delimiter {style['delimiter']!r} and decimal mark {style['decimal']!r}"
                 print(f"note: {found} found in {path}")
         return arrow_csv.ReadOptions(
@@ -185,6 +184,32 @@ class Source:
             column_names=names,
             skip_rows_after_names=1,
         )
+
+    def _find_decimal(self, rows: Iterable[list[str]], path: Path) -> str:
+        """Return the decimal mark of a file whose delimiter is no comma, by its columns of numbers.
+
+        A column tells it if all its cells are numbers with one mark only. Raises `UserError` if
+        columns differ, or if numbers have another value with each mark, such as 1.101 and 48,137.
+        """
+        marks = set()
+        unclear = ""
+        for column in zip_longest(*rows, fillvalue=""):
+            cells = sorted({cell.strip() for cell in column}.difference(self.missing))
+            values = {}
+            for mark in (".", ","):
+                self.style["decimal"] = mark
+                values[mark] = [self.number(cell) for cell in cells]
+            fitting = [mark for mark in values if cells and max(values[mark]) < np.inf]
+            if len(fitting) == 1:
+                marks.update(fitting)
+            elif fitting and values["."] != values[","]:
+                unclear = cells[-1]
+        if len(marks) > 1 or (unclear and not marks):
+            what = "columns have different decimal marks"
+            if not marks:
+                what = f"'{unclear}' may have a decimal mark, or separate thousands"
+            raise UserError(what, str(path), "add --decimal ',' or --decimal '.'")
+        return marks.pop() if marks else "."
 
 
 # --- files
@@ -292,8 +317,11 @@ class Block:
         """Store numbers as float64 if float32 keeps too few digits of a column, as of Julian dates."""
         values = self.parse(name)
         known = values[np.abs(values) < FLOAT32_MAX]
-        is_rounded = (np.float32(known) != known).any()
-        if is_rounded and abs(known.mean()) > FAR * (known.std() or 1):
+        rounded = np.float32(known)
+        is_rounded = (rounded != known).any()
+        is_far = is_rounded and abs(known.mean()) > FAR * (known.std() or 1)
+        # A single 0 among Julian dates makes their deviation large, but other values still merge.
+        if is_far or len(np.unique(rounded)) < KEPT * len(np.unique(known)):
             self.source.style["dtype"] = "float64"
 
     def numbers(self, name: str, remedy: str) -> np.ndarray:

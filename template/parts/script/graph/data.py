@@ -1,6 +1,8 @@
 PRICES = ["open", "high", "low", "close"]
 FEATURES = ["return", "range", "body", "size", "volume", "week", "month"]
 DAILY = {"return": 0, "range": 1, "volatility": 3}  # the feature with a target's daily value
+# Names of the adjusted close, in lower case and letters alone.
+ADJUSTED = ["adjclose", "adjustedclose", "closeadj", "adjprice", "adjustedprice", "adjusted"]
 # A cell without a value, as other programs write it.
 GAP = re.compile("(?i)(na|n/a|nan|null|none)?")
 STILL = 1e-9  # a smaller variance, as a fraction of the sum of squares, is rounding
@@ -28,8 +30,8 @@ def read_stock(path: Path) -> Stock:
     header, *rows = read_rows(path)
     names = []
     for name in header:
-        plain = re.sub("[ _]", "", name.lower())
-        names.append("adjusted" if plain.startswith("adj") else plain)
+        plain = re.sub("[^a-z]", "", name.lower())
+        names.append("adjusted" if plain in ADJUSTED else plain)
     for name in ["date", *PRICES, "volume"]:
         if name not in names:
             raise UserError(f"no column '{name}': {path}, row 1: write date, prices, volume")
