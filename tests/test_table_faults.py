@@ -128,6 +128,9 @@ def test_a_header_is_no_pair(tmp_path):
         assert ("note: the first line of odd.tsv is a header: " in out) == (name == "odd")
         made[name] = contents(tmp_path, "seq2seq", name)
     assert made["plain"] == made["odd"] != made["end"]
+    written(tmp_path, "french\tenglish\n" + pairs, "exchanged.tsv")
+    refused = prepare(tmp_path, "seq2seq", "exchanged.tsv", flags)
+    one_error(refused, "the header has the columns in another order than english and French")
 
 
 def test_quotes_of_a_csv_file_are_no_text(tmp_path):
