@@ -228,7 +228,7 @@ def break_midway() -> None:
 
     def send(*arguments: Any) -> None:
         if next(count) > 2:
-            raise ConnectionError(f"lost http://somebody:{SECRET}@{NOWHERE}")
+            raise ConnectionError(f"lost http://somebody:{SECRET}@{NOWHERE} with key {SECRET}")
         real(*arguments)
 
     Tracker.send = send
