@@ -1,4 +1,5 @@
-"""Links one variant into a folder, to run it in place: `python tools/link.py build/linked
+"""Links one variant into a folder, to run it in place, and renders files that have conditions:
+`python tools/link.py build/linked
 loader=memmap`."""
 
 import re
@@ -12,7 +13,12 @@ import yaml
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "template/project/src/{{ package_name }}"
 INCLUDE = re.compile(r"\{% include (.+) %\}\n")
-ENVIRONMENT = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
+ENVIRONMENT = jinja2.Environment(
+    trim_blocks=True,
+    lstrip_blocks=True,
+    keep_trailing_newline=True,
+    line_statement_prefix="# @",
+)
 
 
 def rendered(name: str, answers: dict[str, str]) -> str:
@@ -45,7 +51,7 @@ def link(folder: Path, **answers: str) -> None:
             place = place.with_suffix("")
             text = source_file.read_text(encoding="utf-8")
             include = INCLUDE.fullmatch(text)
-            if include is None:  # config.py.jinja: a line for each section of an extra
+            if include is None:  # it has conditions
                 place.write_text(ENVIRONMENT.from_string(text).render(answers), encoding="utf-8")
                 continue
             source_file = ROOT / str(ENVIRONMENT.compile_expression(include[1])(**answers))

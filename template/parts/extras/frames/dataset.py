@@ -15,7 +15,6 @@ import torch
 from .engine.data.store import Store, StoreWriter
 from .engine.errors import UserError
 from .engine.interfaces import Batch, Rows, Spans
-from .engine.plugins import discover
 from .prepare.frames import TEMPORARY, fill, make_frames, write_frames
 from .prepare.series import Series, check_step, read_series
 from .settings import WORKLOAD
@@ -42,9 +41,6 @@ class Samples:
         self.store = store
         self.base, *self.others = facts["frames"]
         self.targets = torch.tensor(facts["targets"])
-        self.orders: dict[str, Any] = {}
-        for lanes in discover("hooks", "orders"):  # the extra `lanes`
-            self.orders = lanes.orders(settings, self.base["history"])
         self.horizon = facts["horizon"] if split != "input" else 0
         if settings and settings.data.order == "lanes" and store.source.get("max_gap"):
             what = "lanes read every window, and --max-gap left some out"

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from .engine.interfaces import Batch, Output
-from .engine.plugins import discover
 
 if TYPE_CHECKING:
     from .settings import Sections
@@ -135,6 +134,4 @@ class Forecaster(nn.Module):
 
 def build_model(settings: Sections, facts: dict[str, Any]) -> nn.Module:
     """Build the forecaster for the dataset's metadata: frames, scalers, targets and horizon."""
-    for lanes in discover("hooks", "build_model"):  # the extra `lanes`
-        return lanes.build_model(settings, facts)
     return Forecaster(settings, facts)

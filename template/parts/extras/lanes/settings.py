@@ -1,23 +1,17 @@
-"""The order `lanes`: its settings, and what it needs: an order of samples, a model and its state.
+"""The order `lanes`: its settings, and the state that the model carries from batch to batch.
 
-`dataset.py` and `model.py` discover the two functions. The hook stores in checkpoints what the
-model carries from batch to batch. Nothing here imports torch at its start.
+`assemble.py` chooses the model of this order. Nothing here imports torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from .. import settings as workload
 from ..engine.settings.config import Natural
 
 if TYPE_CHECKING:
-    from ..engine.data.order import Order
     from ..engine.run.run import Run
-    from ..lanes import LaneForecaster
-    from ..model import Forecaster
 
 
 class Data(workload.Data):
@@ -32,23 +26,6 @@ class Data(workload.Data):
     stride: Natural = 0
     """Rows between two samples of a lane if `order` is lanes. 0 uses the history length, so that no
     row is seen twice."""
-
-
-def orders(settings: Any, history: int) -> dict[str, Callable[..., Order]]:
-    """Return the order by its name in `data.order`. history: rows, the default of the stride."""
-    from ..engine.data.lanes import Lanes
-
-    stride = settings.data.stride if settings else 0
-    return {"lanes": partial(Lanes, stride=stride or history)}
-
-
-def build_model(settings: Any, facts: dict[str, Any]) -> Forecaster | LaneForecaster:
-    """Build the forecaster; with the order `lanes`, the one that carries its state."""
-    from ..lanes import LaneForecaster
-    from ..model import Forecaster
-
-    forecaster = LaneForecaster if settings.data.order == "lanes" else Forecaster
-    return forecaster(settings, facts)
 
 
 class Hook:

@@ -15,7 +15,6 @@ import torch
 from .engine.data.store import Store, StoreWriter
 from .engine.errors import UserError
 from .engine.interfaces import Batch, Rows, Spans
-from .engine.plugins import discover
 from .prepare.series import (
     Series,
     check_step,
@@ -54,9 +53,6 @@ class Samples:
         self.horizon = facts["horizon"] if split != "input" else 0
         self.first = max(first, self.history)  # row of the first target
         self.count = max(last - self.horizon - self.first + 1, 0)
-        self.orders: dict[str, Any] = {}
-        for lanes in discover("hooks", "orders"):  # the extra `lanes`
-            self.orders = lanes.orders(settings, self.history)
 
     def __len__(self) -> int:
         return self.count

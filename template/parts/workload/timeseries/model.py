@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from .engine.interfaces import Batch, Output
-from .engine.plugins import discover
 
 if TYPE_CHECKING:
     from .settings import Sections
@@ -125,6 +124,4 @@ class Forecaster(nn.Module):
 
 def build_model(settings: Sections, facts: dict[str, Any]) -> nn.Module:
     """Build the forecaster for the dataset's metadata: scaler, targets and horizon."""
-    for lanes in discover("hooks", "build_model"):  # the extra `lanes`
-        return lanes.build_model(settings, facts)
     return Forecaster(settings, facts)
