@@ -41,6 +41,8 @@ def model(
     facts["frames"] = [{"name": name, "step": step, **scale} for name, step in steps.items()]
     facts |= {"target_mean": [[0.0, 0.0]], "target_std": [[1.0, 1.0]]}
     torch.manual_seed(0)
+    if order == "lanes":  # as assemble.py does
+        return imported(project, "lanes").LaneForecaster(settings, facts)
     return imported(project, "model").build_model(settings, facts)
 
 

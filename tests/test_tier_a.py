@@ -19,7 +19,7 @@ import yaml
 from budget import DEFAULT, LARGEST, TABULAR, VISIBLE_NAMES, measure
 from budget import SCRIPTS as BUDGETS_OF_SCRIPTS
 from copier import run_copy
-from link import link
+from link import ENVIRONMENT, link
 from packaging.requirements import Requirement
 from rendering import DEFAULTS, REPOSITORY, render, scratch, template
 from tiers import covering
@@ -36,6 +36,7 @@ from variants import (
 
 TEMPLATE = template() / "template"  # as it stood when the tests began
 PACKAGE = TEMPLATE / "project/src/{{ package_name }}"
+OWNERS = {"model.py", "dataset.py", "optimizer.py", "settings.py", "examples.py"}
 # What a tracker's library imports and does not depend on: torch.utils.tensorboard, mlflow's
 # database.
 INDIRECT = {"tensorboard": {"tensorboard"}, "mlflow": {"alembic"}}
@@ -115,7 +116,7 @@ def test_no_leftovers_of_the_template():
     """One newline at the end, no blanks at line ends, no heaps of empty lines."""
     for key, path in distinct().items():  # `${{ }}` is GitHub's own
         text = path.read_text(encoding="utf-8")
-        assert not re.search(r"(?<!\$)\{\{|\{%|\{#|\bJinja\b|Undefined", text), key
+        assert not re.search(r"(?<!\$)\{\{|\{%|\{#|^ *# @|\bJinja\b|Undefined", text, re.M), key
         assert not re.search(r"\A\n|[ \t\r]$|\n\n\Z|[^\n]\Z", text, flags=re.MULTILINE), key
         assert "\n\n\n" not in text or path.suffix == ".py", key  # of Python the formatter says it
 
@@ -243,6 +244,49 @@ def test_parts_are_rendered_byte_for_byte_and_none_is_dead():
         is_piece = part.is_relative_to(TEMPLATE / "parts/script")
         assert content in contents or is_piece, part
         assert any(content in whole for whole in contents), part
+
+
+def conditional() -> dict[str, str]:
+    """The sources that have conditions in comments, by their place in the package."""
+    sources = {}
+    for path in PACKAGE.rglob("*.py.jinja"):
+        source = path.read_text(encoding="utf-8")
+        if re.search(r"(?m)^ *# @", source):
+            sources[path.relative_to(PACKAGE).as_posix()] = source
+    return sources
+
+
+def test_conditions_are_comments_that_the_formatter_leaves_alone():
+    """So the file with all branches is Python, and formatting it changes no project."""
+    sources = conditional()
+    assert "engine/compute/optimization.py.jinja" in sources
+    command = [sys.executable, "-m", "ruff", "format", "--stdin-filename=x.py", "-"]
+    nothing = dict.fromkeys(("workload", "distributed", "tracker", "loader"), "none")
+    nothing |= {"precision": "fp32", "extras": []}
+    for place, source in sources.items():
+        assert not re.search(r"\{[{%#]", source), place
+        ast.parse(source)
+        formatted = subprocess.run(command, input=source, capture_output=True, text=True).stdout
+        assert statements(formatted) == statements(source) != [], place
+        whole = EVERYTHING | {"precision": "fp8", "loader": "chunk"}
+        for answers in (nothing, nothing | {"workload": "windows"}, whole):
+            before, after = (
+                ast.dump(ast.parse(ENVIRONMENT.from_string(text).render(answers)))
+                for text in (source, formatted)
+            )
+            assert before == after, place
+
+
+def statements(source: str) -> list[str]:
+    return re.findall(r"(?m)^ *(# @.*)$", source)
+
+
+def test_files_of_the_owner_have_no_conditions():
+    """Else an added extra would conflict with an owner's file; each is the same or one part."""
+    assert not OWNERS & {place.removesuffix(".jinja") for place in conditional()}
+    for stub in [PACKAGE / f"{file}.jinja" for file in OWNERS]:
+        if stub.exists():
+            assert re.fullmatch(r"\{% include .* %\}\n", stub.read_text(encoding="utf-8")), stub
 
 
 def each_answer(*names: str) -> list[Answers]:

@@ -1,6 +1,8 @@
-"""Links one variant into a folder, to run it in place, and renders files that have conditions:
-`python tools/link.py build/linked
-loader=memmap`."""
+"""Links one variant into a folder, to run it in place: `python tools/link.py build/linked
+loader=memmap`.
+
+Files with conditions are rendered, so make the links again after an edit of one.
+"""
 
 import re
 import shutil
@@ -13,12 +15,8 @@ import yaml
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "template/project/src/{{ package_name }}"
 INCLUDE = re.compile(r"\{% include (.+) %\}\n")
-ENVIRONMENT = jinja2.Environment(
-    trim_blocks=True,
-    lstrip_blocks=True,
-    keep_trailing_newline=True,
-    line_statement_prefix="# @",
-)
+QUESTIONS = yaml.safe_load((ROOT / "copier.yml").read_text(encoding="utf-8"))
+ENVIRONMENT = jinja2.Environment(**QUESTIONS["_envops"] | {"undefined": jinja2.StrictUndefined})
 
 
 def rendered(name: str, answers: dict[str, str]) -> str:
@@ -28,13 +26,12 @@ def rendered(name: str, answers: dict[str, str]) -> str:
 def link(folder: Path, **answers: str) -> None:
     """Links one variant into `folder`/src/my_training; questions that `answers` omits are as by
     default."""
-    questions = yaml.safe_load((ROOT / "copier.yml").read_text(encoding="utf-8"))
     answers = {
         "gpu_family": "any",
         "gpu": "auto",
         **answers,
     }  # their defaults would need the tables
-    for name, asked in questions.items():
+    for name, asked in QUESTIONS.items():
         if (
             "choices" in asked and name not in answers
         ):  # a default may depend on the answers before it

@@ -36,7 +36,8 @@ def faulty(fault: Fault, folder: Path) -> Path:
     """Copy the template with the fault in it. Raises LookupError where the fault has no place."""
     template = copy_template(folder) / "template"
     (package,) = (template / "project/src").iterdir()
-    paths = [path for path in (template / fault.file, package / fault.file) if path.is_file()]
+    places = (template / fault.file, package / fault.file, package / f"{fault.file}.jinja")
+    paths = [path for path in places if path.is_file()]
     texts = [path.read_text(encoding="utf-8") for path in paths]
     if [text.count(fault.old) for text in texts] != [1]:
         raise LookupError(f"{fault.file} does not have {fault.old!r} once: update '{fault.name}'")
