@@ -194,6 +194,9 @@ def test_a_run_whose_steps_all_overflow_ends_with_one_line(tmp_path):
         one_error(refused, line)
         alert = "alert: fp16: the last 20 steps overflowed"
         assert (alert in refused.out) == (ends_at > 20)
+    for words in (("--name", "parts", "--max-steps", "30", *half, *flags), ("--resume", "parts")):
+        refused = run(project, "train", *words, cwd=tmp_path)
+    one_error(refused, line)  # a resume continues to count
     (tmp_path / "overflows").write_text("39")
     flags = ("--training.max_steps", "50", "--evaluation.every_steps", "50")
     assert alert in check_run(project, "train", *half, *flags, cwd=tmp_path).out

@@ -1,5 +1,6 @@
 """Phases: runs in the folder of one run, each with its own settings, one after another."""
 
+import errno
 import importlib
 import json
 import os
@@ -200,3 +201,36 @@ def test_a_phase_trains_and_evaluates_on_data_of_its_own(tmp_path):
         check_run(project, "evaluate", *words, *name, cwd=tmp_path)
         measured = json.loads((folder / "evaluation.json").read_text())["metrics"]["loss"]
         assert measured == [row["loss"] for row in records(folder) if "split" in row][-1]
+
+
+def test_an_error_that_passes_and_lost_settings_cost_no_phase(place, reference):
+    """A folder that cannot be listed, and a phase whose settings are gone, keep what is there."""
+    project = render(workload="tabular", extras=["finetune"])
+    train(place, *OPTIONS, "--max-steps", "14", "--checkpoint.every_steps", "4")
+    second = phases_of(place)[1]
+
+    def unlisted() -> None:
+        scandir = os.scandir
+
+        def fail_at_phases(path: Any = ".") -> Any:
+            if str(path) == str(second.parent.relative_to(place)):
+                raise PermissionError(errno.EACCES, "Permission denied", path)
+            return scandir(path)
+
+        os.scandir = fail_at_phases
+
+    config = second / "config.resolved.yaml"
+    config.rename(place / "kept.yaml")
+    before = sorted(second.rglob("*"))
+    refused = run(project, "train", "--resume", cwd=place)
+    one_error(refused, "phase has no config.resolved.yaml", "restore the file")
+    assert sorted(second.rglob("*")) == before
+    (place / "kept.yaml").rename(config)
+    done = run(project, "train", "--resume", cwd=place, before=unlisted)
+    assert done.code == 0, done.err
+    assert results(place) == results(reference)
+
+    one_error(
+        run(project, "train", "--data.path", "nowhere", "--name", "new", cwd=place), "nowhere"
+    )
+    assert [path.name for path in (place / "runs").iterdir()] == [second.parent.name]

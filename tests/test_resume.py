@@ -5,10 +5,12 @@ import builtins
 import contextlib
 import errno
 import fcntl
+import importlib
 import json
 import os
 import pty
 import select
+import shutil
 import signal
 import sys
 import termios
@@ -19,6 +21,7 @@ import pytest
 from importing import imported
 from rendering import render
 from running import (
+    PACKAGE,
     Result,
     check_run,
     evaluation_of,
@@ -330,6 +333,64 @@ def test_a_failed_read_of_records_ends_a_resume_and_loses_nothing(place, referen
                 assert path.read_bytes() == content, path
     assert train(place, "--resume").code == 0
     assert_same(place, reference)
+
+
+def unknown(name: str, hides: bool) -> Any:
+    """Nobody can say now whether there is a file. hides: as on Python 3.14, `exists` says no."""
+
+    def fault() -> None:
+        real = os.stat
+
+        def stat_or_fail(path: Any, *arguments: Any, **options: Any) -> Any:
+            if isinstance(path, str | os.PathLike) and os.fspath(path).endswith(name):
+                raise OSError(errno.EIO, "Input/output error", str(path))
+            return real(path, *arguments, **options)
+
+        os.stat = stat_or_fail
+        if hides:
+            Path.exists = lambda path: os.path.exists(path)  # type: ignore[method-assign]
+
+    return fault
+
+
+def test_a_file_that_nobody_can_see_now_is_not_absent(place):
+    """No older run, no new start and no synthetic data take the place of what is there."""
+    assert train(place, "--max-steps", "25", "--name", "half").code == 0
+    older = place / "runs/older"
+    shutil.copytree(place / "runs/half", older)
+    environment = json.loads((older / "env.json").read_text())
+    environment["started"] -= 1000
+    (older / "env.json").write_text(json.dumps(environment))
+    before = {path: path.read_bytes() for path in place.glob("runs/**/*.*")}
+    config = "half/config.resolved.yaml"
+    for name, words in (
+        (config, ("train", "--resume", "half")),
+        (config, ("train", "--resume")),
+        (config, ("evaluate",)),
+        ("data/manifest.json", ("train", *OPTIONS, "--name", "new")),
+    ):
+        for hides in (False, True):
+            refused = command(*words, cwd=place, before=unknown(name, hides))
+            one_error(refused, f"Input/output error: '.*{name}'")
+            assert {path: path.read_bytes() for path in place.glob("runs/**/*.*")} == before
+
+
+def test_a_run_that_has_trained_is_never_removed(place):
+    """The process knows that it has, and asks no file."""
+
+    def fault() -> None:
+        unknown("new/env.json", True)()
+        hook: Any = importlib.import_module(f"{PACKAGE}.hooks.alerts").Hook
+        errors: Any = importlib.import_module(f"{PACKAGE}.engine.errors")
+
+        def fail(self: Any, run: Any, record: Any) -> None:
+            if run.step == 10:
+                raise errors.UserError("own")
+
+        hook.before_record = fail
+
+    one_error(train(place, "--name", "new", before=fault), "own")
+    assert len(list((place / "runs/new/checkpoints").iterdir())) == 1
 
 
 def test_damaged_records_cost_their_lines_at_a_resume(place, reference):

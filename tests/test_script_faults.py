@@ -445,6 +445,9 @@ DAMAGES = {
     "huge": lambda line: re.sub(rb'"loss": [^,]+', b'"loss": ' + 400 * b"9", line),
     "huge step": lambda line: re.sub(rb'"step": [^,]+', b'"step": ' + 40 * b"9", line),
     "list": lambda line: b"[1, 2]",
+    "no number": lambda line: re.sub(rb'"loss": [^,]+', b'"loss": [1, 2]', line),
+    "steps": lambda line: re.sub(rb'"step": [^,]+', b'"step": [1, 2]', line),
+    "no step in a list": lambda line: re.sub(rb'"step": [^,]+', b'"step": []', line),
     "empty": lambda line: b"",
 }
 
@@ -488,6 +491,29 @@ def test_a_log_that_cannot_be_read_is_one_line_and_stays(tmp_path):
     one_error(done, "Input/output error.*metrics.jsonl")
     assert path.read_bytes() == content
     assert saved_steps(tmp_path) == [15, 22]
+
+
+def test_checkpoints_that_cannot_be_listed_are_one_line_and_stay(tmp_path):
+    stop = at_step(22, send(signal.SIGTERM))
+    assert train("timeseries", tmp_path, before=stop).code == 143
+    files = newest_run(tmp_path).rglob("*.*")
+    before = {path: path.read_bytes() for path in files if path.name != ".lock"}
+
+    def fail(module: Any) -> None:
+        for name in ("listdir", "scandir"):
+            real = getattr(os, name)
+
+            def list_or_fail(path: Any = ".", real: Any = real) -> Any:
+                if "checkpoints" in str(path):
+                    raise PermissionError(errno.EACCES, "Permission denied", path)
+                return real(path)
+
+            setattr(os, name, list_or_fail)
+
+    done = run_script(tmp_path / "project", "--resume", cwd=tmp_path, before=fail)
+    one_error(done, "Permission denied.*checkpoints")
+    assert {path: path.read_bytes() for path in before} == before
+    assert_trained(resume(tmp_path), tmp_path)
 
 
 def test_times_in_milliseconds_give_the_same_run(tmp_path):

@@ -124,6 +124,42 @@ def test_a_sealed_manifest_reaches_no_other_files_and_rows(tmp_path):
             module.Store.open(folder)
 
 
+def test_a_sealed_manifest_with_values_of_other_types_is_one_line(tmp_path):
+    module = engine("data.store")
+    name = next(iter(stored(tmp_path).files))
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    for path, value in (
+        (("source",), "text"),
+        (("facts",), "text"),
+        (("facts",), [1]),
+        (("splits",), [1, 2]),
+        (("splits",), {"train": [0, "object"]}),
+        (("splits",), {"train": [0, 1e299]}),
+        (("splits",), {"train": None}),
+        (("files",), "text"),
+        (("files", name), "text"),
+        (("files", name, "bytes"), None),
+        (("arrays",), [1]),
+        (("arrays", "x"), "text"),
+        (("arrays", "x", "shape"), -1),
+        (("arrays", "x", "shape"), [4, "V3"]),
+        (("arrays", "x", "shape"), [-4, 1]),
+        (("arrays", "x", "dtype"), 7.5),
+        (("arrays", "x", "other"), 1),
+    ):
+        other = json.loads(json.dumps(manifest))
+        place = other
+        for key in path[:-1]:
+            place = place[key]
+        place[path[-1]] = value
+        other["seal"] = module.digest(other | {"seal": ""})
+        for file in ("manifest.json", "data.json"):
+            (tmp_path / file).write_text(json.dumps(other))
+        for read in (module.Store.open, module.Store.remembered):
+            with pytest.raises(module.Damaged, match="the manifest is damaged"):
+                read(tmp_path)
+
+
 def flip_unseen(path: Path) -> None:
     """Flip bits, with the size and the times of the file as they were."""
     before = path.stat()

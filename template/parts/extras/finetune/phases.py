@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import argparse
 import gc
+import os
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import UserError
 from ..engine.files import read_json, write_text
-from ..engine.runs import CONFIG, check_links
+from ..engine.runs import CONFIG, check_links, is_run
 
 if TYPE_CHECKING:
     from ..config import Settings
@@ -74,7 +77,8 @@ class Phases:
         changed: what a resume changes of the settings.
         """
         is_main = self.distributed.is_main
-        if is_main and (changed or not (folder / CONFIG).exists()):
+        is_new = not is_run(folder)
+        if is_main and (changed or is_new):
             write_text(folder / CONFIG, self.whole.to_yaml())
         for phase in folder.glob("phase-*"):
             check_links(phase)
@@ -89,7 +93,14 @@ class Phases:
             gc.unfreeze()  # lets go of the model of the phase before
             values = {"finetune.init_from": self._initial(folder, number), "finetune.phases": []}
             settings = self.settings[number - 1].replaced(values, f"phase {number}")
-            session = self._train_phase(folder / f"phase-{number}", settings, train_run)
+            phase = folder / f"phase-{number}"
+            self.distributed.on_all_ranks(partial(self._make, phase))
+            try:
+                session = train_run(phase, settings)
+            except UserError:
+                if is_main and is_new:
+                    remove_without_phases(folder)
+                raise
             if not session.finished:
                 break
         return session
@@ -133,15 +144,18 @@ class Phases:
         has_saved = bool(checkpoint.candidates("last"))
         return self.distributed.gather_objects(has_saved)[0]
 
-    def _train_phase(
-        self, folder: Path, settings: Settings, train_run: Callable[[Path, Settings], Session]
-    ) -> Session:
-        """Train one phase in its folder; if the first one cannot begin, nothing is left behind."""
-        is_main = self.distributed.is_main
-        if is_main:
-            folder.mkdir(exist_ok=True)
-        try:
-            return train_run(folder, settings)
-        finally:
-            if is_main and not any(folder.parent.glob("phase-*")):
-                shutil.rmtree(folder.parent, ignore_errors=True)
+    def _make(self, folder: Path) -> None:
+        """Make the folder of a phase; raise `UserError` if a phase in it has lost its settings."""
+        if not self.distributed.is_main:
+            return
+        folder.mkdir(exist_ok=True)
+        if not is_run(folder) and {"checkpoints", "env.json"} & {*os.listdir(folder)}:
+            what = f"the phase has no {CONFIG}, so it would start again"
+            raise UserError(what, str(folder), "restore the file, or move the phase away")
+
+
+def remove_without_phases(folder: Path) -> None:
+    """Remove the folder of a new run whose first phase could not begin, and has left nothing."""
+    with suppress(OSError):  # what cannot be listed now stays
+        if not any(name.startswith("phase-") for name in os.listdir(folder)):
+            shutil.rmtree(folder)

@@ -85,15 +85,17 @@ def save_checkpoint(trainer: Trainer, run: Path) -> None:
     digest = hashlib.sha256(content).hexdigest()[:16]
     folder = run / "checkpoints"
     write(folder / f"step-{trainer.progress.step:08d}-{digest}.pt", content)
-    best = f"step-{trainer.progress.best_step:08d}-"
     for path in sorted(folder.glob("step-*.pt"))[:-2]:
-        if best not in path.name:
+        if f"step-{trainer.progress.best_step:08d}-" not in path.name:
             path.unlink()
 
 
 def load_checkpoint(folder: Path, pattern: str = "step-*.pt") -> dict:
     """Return the newest undamaged checkpoint, or an empty dictionary if there is none at all."""
-    for path in sorted(folder.glob(pattern), reverse=True):
+    # `glob` finds nothing in a folder that cannot be listed now.
+    for path in sorted(folder.iterdir(), reverse=True):
+        if not path.match(pattern):
+            continue
         content = path.read_bytes()
         if path.stem.endswith(hashlib.sha256(content).hexdigest()[:16]):
             # A checkpoint of somebody else cannot run code.
@@ -117,9 +119,9 @@ def read_log(run: Path) -> Iterator[tuple]:
     for line in (run / "metrics.jsonl").read_bytes().splitlines():
         try:
             record = json.loads(line)
-            # A number that is too large for these types is damaged, too.
-            step = np.int32(record["step"])
-            yield line, step, np.float32(record["loss"]), record.get("split", "train")
+            # A list, and a number that is too large for these types, are damaged, too.
+            step = np.int32(int(record["step"]))
+            yield line, step, np.float32(record["loss"]).item(), record.get("split", "train")
         except Exception:
             print(f"note: not a record of a loss: {run}/metrics.jsonl: {line[:80]!r}")
             yield line, 0, math.nan, ""
@@ -135,12 +137,12 @@ def start_or_resume(trainer: Trainer, settings: Settings, run: Path) -> None:
         restore(trainer, checkpoint)
         # Drop the records after the checkpoint, because the run writes them again.
         metrics_file.touch()
-        kept = [
+        content = b"".join(
             line + b"\n"
             for line, step, _, split in read_log(run)
             if step <= trainer.progress.step and split != "test"
-        ]
-        write(metrics_file, b"".join(kept))
+        )
     else:
         write(run / "settings.json", json.dumps(asdict(settings), indent=1).encode())
-        write(metrics_file, b"")
+        content = b""
+    write(metrics_file, content)

@@ -76,10 +76,9 @@ class Trainer:
         Nothing here waits for the GPU: the fused optimizer itself skips a step that overflows in
         fp16.
         """
-        step = self.progress.step - 1
         weights = []
         for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate_at(step, self.total_steps, self.settings)
+            group["lr"] = learning_rate_at(self.progress.step - 1, self.total_steps, self.settings)
             weights += group["params"]
         self.scaler.unscale_(self.optimizer)
         gradients = [p.grad for p in weights if p.grad is not None]  # an unused weight has none

@@ -29,9 +29,8 @@ def collect_signals() -> list[int]:
 def log(run: Path, record: dict) -> None:
     """Append a record to metrics.jsonl and print it."""
     # JSON has no NaN and no infinity, which is the norm of a step that overflows in fp16.
-    line = re.sub("NaN|-?Infinity", "null", json.dumps(record))
     with open(run / "metrics.jsonl", "a") as file:
-        file.write(line + "\n")
+        file.write(re.sub("NaN|-?Infinity", "null", json.dumps(record)) + "\n")
     for name, value in record.items():
         print(f"{name} {value:.5g}" if isinstance(value, float) else f"{name} {value}", end="  ")
     print(flush=True)

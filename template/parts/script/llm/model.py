@@ -70,7 +70,7 @@ class Model(nn.Module):
             try:
                 checkpoint = load_checkpoint(Path(settings.init_from, "checkpoints"))
                 self.load_state_dict(checkpoint["model"])
-            except (KeyError, RuntimeError):
+            except (FileNotFoundError, KeyError, RuntimeError):
                 name = settings.init_from
                 raise UserError(f"no weights of this model: {name}: check --init_from") from None
 

@@ -26,6 +26,7 @@ from typing import NoReturn
 
 from .config import ENVIRONMENT, SETTINGS, Settings, load
 from .engine.errors import RANK, UserError, UserErrors, note
+from .engine.files import exists
 from .engine.plugins import names
 from .engine.run.explanations import explain
 from .engine.runs import prepare_process, project_root, typed_path
@@ -123,7 +124,7 @@ def load_settings(
     if base is not None and config is not None:
         where = f"--config {config}"
         raise UserError("a run keeps its settings", where, "remove it, or add --section.key VALUE")
-    if config is None and CONFIG.exists():
+    if config is None and exists(CONFIG):
         config = CONFIG
     settings = load(
         base or config,

@@ -48,7 +48,6 @@ class Hook:
 
     def __init__(self) -> None:
         self.baseline: float | None = None
-        self.skipped = 0  # steps in a row
 
     def before_first_batch(self, run: Run) -> None:
         """Note a warm-up that the run does not complete."""
@@ -74,16 +73,17 @@ class Hook:
 
     def _judge_overflows(self, run: Run, num_skipped: int) -> None:
         """Count the steps of records in which each one overflowed: such a run learns nothing."""
-        self.skipped += num_skipped
+        progress = run.progress  # a resume continues the count
+        progress.skipped += num_skipped
         if num_skipped < run.meter.num_steps:
-            self.skipped = 0
+            progress.skipped = 0
         text = (
-            f"fp16: the last {self.skipped} steps overflowed and changed no weight: set "
+            f"fp16: the last {progress.skipped} steps overflowed and changed no weight: set "
             "training.precision bf16 or fp32, or let model.py compute smaller values"
         )
-        if self.skipped >= min(MOST_OVERFLOWS, run.num_steps):
+        if progress.skipped >= min(MOST_OVERFLOWS, run.num_steps):
             raise UserErrors([UserError(text)])
-        if self.skipped >= OVERFLOWS:
+        if progress.skipped >= OVERFLOWS:
             run.log.alert(run.step, "overflow", text)
 
     def after_evaluation(self, run: Run, metrics: dict[str, float]) -> None:

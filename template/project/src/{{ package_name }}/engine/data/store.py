@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from ..errors import UserError
-from ..files import digest, lock, read_json, sha256, sync, write_json
+from ..files import digest, exists, lock, read_json, sha256, sync, write_json
 from ..runs import version_of
 
 FORMAT = 5  # goes up when the manifest, an array or the fingerprint means something else
@@ -91,30 +91,36 @@ class Store:
             remedy = f"to continue a run, go back to {version_of(path.parent)}; else {AGAIN}"
             raise UserError(what, str(path), remedy)
         # A flipped bit in JSON would be another number or name.
+        damaged = Damaged("the manifest is damaged", str(path), AGAIN)
         if manifest.get("seal") != digest({**manifest, "seal": ""}):
-            raise Damaged("the manifest is damaged", str(path), AGAIN)
+            raise damaged
         self.folder = path.parent
         self.resident: dict[str, Any] = {}  # rows that a loader keeps on the device, by array
         self.manifest = manifest
-        self.workload = manifest["workload"]
-        self.facts = manifest["facts"]
-        self.splits = manifest["splits"]
-        self.source = manifest["source"]
-        self.files = manifest["files"]
         self.arrays: dict[str, Array] = {}
         places = {}
-        for name, entry in manifest["arrays"].items():
-            fields = dict(entry)
-            file = fields.pop("file")
-            array = Array(name, self.folder / file, **fields)
-            self.arrays[name] = array
-            # Anybody can seal a manifest. An HDF5 file may be elsewhere; it checks its own rows.
-            end = (array.offset or 0) + array.shape[0] * array.row_bytes
-            is_own = Path(file).name == file and end <= self.files[file]["bytes"]
-            if not is_own and not array.dataset:
-                raise Damaged(f"the manifest names other rows for {name}", str(path), AGAIN)
-            # The path of an HDF5 file may change.
-            places[name] = {**entry, "file": self.files[file]["sha256"]}
+        try:
+            self.workload = manifest["workload"]
+            self.facts = dict(manifest["facts"])
+            self.splits = manifest["splits"]
+            self.source = dict(manifest["source"])
+            self.files = manifest["files"]
+            for name, entry in manifest["arrays"].items():
+                fields = dict(entry)
+                file = fields.pop("file")
+                array = Array(name, self.folder / file, **fields)
+                self.arrays[name] = array
+                # Anybody can seal a manifest. An HDF5 file may be elsewhere; it checks its own rows.
+                end = (array.offset or 0) + array.shape[0] * array.row_bytes
+                is_own = Path(file).name == file and 0 <= end <= self.files[file]["bytes"]
+                if not is_own and not array.dataset:
+                    raise damaged
+                # The path of an HDF5 file may change.
+                places[name] = {**entry, "file": self.files[file]["sha256"]}
+            for borders in self.splits.values():
+                range(*borders)  # raises TypeError for what is no number of a row
+        except Exception:  # from any value of another type
+            raise damaged from None
 
         # The same bytes with other targets, class names or characters are other data.
         self.fingerprint = digest([places, self.splits, self.facts])[:16]
@@ -127,7 +133,7 @@ class Store:
         """
         folder = Path(folder)
         path = folder / MANIFEST
-        if not path.exists():
+        if not exists(path):
             raise UserError("no prepared data", str(folder), "run `prepare --input …` first")
         store = cls(path, read_json(path))
         if workload and store.workload != workload:
@@ -281,7 +287,7 @@ def check_folder(folder: str, *sources: str | None) -> Path:
     if not manifest:
         inputs.append(MANIFEST)  # a damaged one may be replaced, too
     for other in sorted(path.glob("[!.]*")):
-        is_data = other.match(OURS) or (other / MANIFEST).exists()
+        is_data = other.match(OURS) or exists(other / MANIFEST)
         if "seal" not in manifest and not is_data and other.name not in inputs:
             what = f"the folder has other files, such as {other.name}"
             raise UserError(what, f"--data.path {folder}", "name a new or an empty folder")

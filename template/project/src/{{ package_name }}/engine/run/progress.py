@@ -27,6 +27,7 @@ class Progress:
     best_loss: float = float("inf")
     best_step: int = 0
     without_gain: int = 0  # evaluations since the best one
+    skipped: int = 0  # steps in a row, up to the last record
 
     def state_dict(self) -> dict[str, Any]:
         return asdict(self)

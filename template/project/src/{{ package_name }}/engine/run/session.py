@@ -43,6 +43,7 @@ class Session:
     def __post_init__(self) -> None:
         self.is_main = self.distributed.is_main
         self.signals = Signals(self.is_main)
+        self.has_started = self.resumed  # from here on, the folder stays after an error
         self.run: Run | None = None
         self.closing = contextlib.ExitStack()  # what the run has open
 
@@ -128,6 +129,7 @@ class Session:
         )
         project.store.remember(self.folder)
         write_status(self.folder, "running", "", run.step)
+        self.has_started = True
 
     # --- the outcome
 
@@ -145,8 +147,7 @@ class Session:
 
     def _write_outcome(self, error: BaseException | None) -> None:
         """Write status and report; remove the folder after an error found before the start."""
-        has_started = self.resumed or (self.folder / "env.json").exists()
-        if isinstance(error, UserError) and not has_started:
+        if isinstance(error, UserError) and not self.has_started:
             shutil.rmtree(self.folder, ignore_errors=True)
             return
         state, reason = self._outcome(error)
