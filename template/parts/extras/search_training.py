@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import UserError
-from ..engine.files import NUMBER, lock, read_json, write_json
+from ..engine.files import NUMBER, exists, lock, read_json, write_json
 from ..engine.log.report import Record
 from .trials import SETTINGS, SOURCE
 
@@ -102,7 +102,7 @@ def train(folder: Path, number: int) -> int:
     distributed = Distributed()
     run_folder = folder / "run"
     watcher: Any = Watcher(None if number < 0 else trial_of(folder.parent, number))
-    resumed = (run_folder / "checkpoints").exists()
+    resumed = exists(run_folder / "checkpoints")
     run_folder.mkdir(exist_ok=True)
 
     def build(settings: Settings) -> Any:
