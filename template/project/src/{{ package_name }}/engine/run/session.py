@@ -43,7 +43,6 @@ class Session:
     def __post_init__(self) -> None:
         self.is_main = self.distributed.is_main
         self.signals = Signals(self.is_main)
-        self.has_started = self.resumed  # from here on, the folder stays after an error
         self.run: Run | None = None
         self.closing = contextlib.ExitStack()  # what the run has open
 
@@ -129,7 +128,7 @@ class Session:
         )
         project.store.remember(self.folder)
         write_status(self.folder, "running", "", run.step)
-        self.has_started = True
+        self.resumed = True  # the run has started: after an error, its folder stays
 
     # --- the outcome
 
@@ -147,7 +146,7 @@ class Session:
 
     def _write_outcome(self, error: BaseException | None) -> None:
         """Write status and report; remove the folder after an error found before the start."""
-        if isinstance(error, UserError) and not self.has_started:
+        if isinstance(error, UserError) and not self.resumed:
             shutil.rmtree(self.folder, ignore_errors=True)
             return
         state, reason = self._outcome(error)
