@@ -36,7 +36,7 @@ def test_a_window_sees_no_open_bar(row, tmp_path):
     """
     before = values(600)
     after = before.copy()
-    after[row:] += 1e6
+    after[row:] += 1e3
     histories = []
     for name, table in (("before", before), ("after", after)):
         content = text(table).replace("18 00:00", "17 23:30")

@@ -37,7 +37,9 @@ def link(folder: Path, **answers: str) -> None:
         ):  # a default may depend on the answers before it
             answers[name] = jinja2.Template(str(asked["default"])).render(answers)
     shutil.rmtree(folder / "src", ignore_errors=True)
-    for source_file in [path for path in PACKAGE.rglob("*.*") if path.suffix in {".py", ".jinja"}]:
+    for source_file in [
+        path for path in PACKAGE.rglob("*.*") if path.suffix in {".py", ".yml", ".jinja"}
+    ]:
         # A name is empty, but for .jinja, where its condition is false.
         names = [rendered(name, answers) for name in source_file.relative_to(PACKAGE).parts]
         if not all(names) or names[-1] == ".jinja":
