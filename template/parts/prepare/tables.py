@@ -314,7 +314,7 @@ class Block:
         return values
 
     def choose_type(self, name: str) -> None:
-        """Store numbers as float64 if float32 keeps too few digits of a column, as of Julian dates."""
+        """Store numbers as float64 if float32 keeps too few digits, as of Julian dates."""
         values = self.parse(name)
         known = values[np.abs(values) < FLOAT32_MAX]
         rounded = np.float32(known)
