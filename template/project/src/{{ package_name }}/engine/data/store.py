@@ -110,7 +110,7 @@ class Store:
                 file = fields.pop("file")
                 array = Array(name, self.folder / file, **fields)
                 self.arrays[name] = array
-                # Anybody can seal a manifest. An HDF5 file may be elsewhere; it checks its own rows.
+                # Anybody can seal a manifest. An HDF5 file may be elsewhere, and checks itself.
                 end = (array.offset or 0) + array.shape[0] * array.row_bytes
                 is_own = Path(file).name == file and 0 <= end <= self.files[file]["bytes"]
                 if not is_own and not array.dataset:
