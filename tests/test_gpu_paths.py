@@ -264,7 +264,7 @@ def test_a_rank_that_fails_alone_does_not_wait_for_the_others_to_leave(
     monkeypatch.setattr(group_module.dist, "is_initialized", lambda: True)
     monkeypatch.setattr(group_module.dist, "destroy_process_group", lambda: left.append(True))
     monkeypatch.setattr(group_module.time, "sleep", lambda seconds: None)
-    group = SimpleNamespace(device=torch.device(device), _vote=None)
+    group = SimpleNamespace(device=torch.device(device), _vote=None, store=None)
     with contextlib.suppress(ValueError):
         try:
             if fails:
