@@ -4,6 +4,7 @@ happen."""
 import getpass
 import os
 import shutil
+import signal
 import tempfile
 import zlib
 
@@ -25,6 +26,9 @@ def pytest_configure(config: pytest.Config) -> None:
     # PyTorch's own default, so that all tests share what is compiled.
     compiled = f"{tempfile.gettempdir()}/torchinductor_{getpass.getuser()}"
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", compiled)
+    for number in (signal.SIGINT, signal.SIGHUP):  # ignored in what a shell or nohup starts aside
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)  # tests send them to what they start
     os.environ["TRAINING_ROOT"] = "."  # a shared project's commands work in each test's own folder
 
 
