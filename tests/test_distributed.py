@@ -284,7 +284,8 @@ def test_the_reason_of_a_run_is_that_of_the_rank_that_failed(distributed, place)
         assert status(folder)["reason"].startswith(reason), reason
         assert results[0].errors()[0].startswith(f"error: {reason}")
         assert "Traceback" not in results[1 - rank].err
-        assert len(results[1 - rank].err.splitlines()) < 3
+        # Rank 0 has the store: as it ends, torch may print a page of its own on the other rank.
+        assert rank == 0 or len(results[1 - rank].err.splitlines()) < 3
 
 
 def alone_at_first(project: Path, folder: Path, number: int) -> Result:
