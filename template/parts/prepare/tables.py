@@ -93,9 +93,12 @@ class Source:
         self.missing = [*named, *marks]
         self.gaps = [gap for gap in map(self.number, marks) if gap < np.inf]
 
-    def number(self, cell: str) -> float:
-        """Return the number in a cell: NaN for a missing one, infinity for any other text."""
-        if self.style["decimal"] == ",":
+    def number(self, cell: str, decimal: str = "") -> float:
+        """Return the number in a cell: NaN for a missing one, infinity for any other text.
+
+        decimal: the decimal mark; by default that of the file.
+        """
+        if (decimal or self.style["decimal"]) == ",":
             cell = cell.translate(SWAP_MARKS)
         try:
             return float(cell.replace("_", "x"))  # Python reads 1_2 as 12
@@ -195,10 +198,7 @@ class Source:
         unclear = ""
         for column in zip_longest(*rows, fillvalue=""):
             cells = sorted({cell.strip() for cell in column}.difference(self.missing))
-            values = {}
-            for mark in (".", ","):
-                self.style["decimal"] = mark
-                values[mark] = [self.number(cell) for cell in cells]
+            values = {mark: [self.number(cell, mark) for cell in cells] for mark in ".,"}
             fitting = [mark for mark in values if cells and max(values[mark]) < np.inf]
             if len(fitting) == 1:
                 marks.update(fitting)
