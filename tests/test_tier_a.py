@@ -236,10 +236,10 @@ def test_rendering_again_gives_the_same_bytes(answers, tmp_path):
 # ---- the template's own files ------------------------------------------------------------------
 
 
-def test_parts_are_rendered_byte_for_byte_and_none_is_dead():
-    """Each part of Python is in some variant exactly as it is here; of a script it is a piece."""
+def test_python_is_rendered_byte_for_byte_and_none_is_dead():
+    """Each file of Python is in some variant exactly as it is here; of a script it is a piece."""
     contents = {path.read_bytes() for path in distinct_python()}
-    for part in (TEMPLATE / "parts").rglob("*.py"):
+    for part in [*(TEMPLATE / "parts").rglob("*.py"), *PACKAGE.rglob("*.py")]:
         content = part.read_bytes()
         is_piece = part.is_relative_to(TEMPLATE / "parts/script")
         assert content in contents or is_piece, part

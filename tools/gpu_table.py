@@ -4,8 +4,9 @@ from pathlib import Path
 
 import yaml
 
-TABLES = Path(__file__).resolve().parent.parent / "template/tables"
-CARDS = TABLES / "gpu_lines.yml"
+TEMPLATE = Path(__file__).resolve().parent.parent / "template"
+TABLES = TEMPLATE / "tables"
+CARDS = TEMPLATE / "project/src/{{ package_name }}/engine/compute/gpus.yml"
 COLUMNS = (
     *("label", "aliases", "sm", "sm_count", "memory_gb", "bandwidth_gb_s"),
     *("tflops", "torch", "wheel"),

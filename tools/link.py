@@ -11,6 +11,7 @@ from pathlib import Path
 
 import jinja2
 import yaml
+from pathspec import GitIgnoreSpec
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "template/project/src/{{ package_name }}"
@@ -19,35 +20,28 @@ QUESTIONS = yaml.safe_load((ROOT / "copier.yml").read_text(encoding="utf-8"))
 ENVIRONMENT = jinja2.Environment(**QUESTIONS["_envops"] | {"undefined": jinja2.StrictUndefined})
 
 
-def rendered(name: str, answers: dict[str, str]) -> str:
-    return jinja2.Template(name).render(answers) if "{" in name else name
-
-
 def link(folder: Path, **answers: str) -> None:
     """Links one variant into `folder`/src/my_training; questions that `answers` omits are as by
     default."""
-    answers = {
-        "gpu_family": "any",
-        "gpu": "auto",
-        **answers,
-    }  # their defaults would need the tables
+    # The defaults of the first two would need the tables.
+    answers = {"gpu_family": "any", "gpu": "auto", **answers}
     for name, asked in QUESTIONS.items():
-        if (
-            "choices" in asked and name not in answers
-        ):  # a default may depend on the answers before it
+        if "choices" in asked and name not in answers:
+            # A default may depend on the answers before it.
             answers[name] = jinja2.Template(str(asked["default"])).render(answers)
+    patterns = [jinja2.Template(pattern).render(answers) for pattern in QUESTIONS["_exclude"]]
+    excluded = GitIgnoreSpec.from_lines(patterns)
     shutil.rmtree(folder / "src", ignore_errors=True)
-    for source_file in [
-        path for path in PACKAGE.rglob("*.*") if path.suffix in {".py", ".yml", ".jinja"}
-    ]:
-        # A name is empty, but for .jinja, where its condition is false.
-        names = [rendered(name, answers) for name in source_file.relative_to(PACKAGE).parts]
-        if not all(names) or names[-1] == ".jinja":
+    for source_file in PACKAGE.rglob("*.*"):
+        if source_file.suffix not in {".py", ".yml", ".jinja"}:
             continue
-        place = folder / "src/my_training" / Path(*names)
+        path = Path("src/my_training") / source_file.relative_to(PACKAGE)
+        path = path.with_name(path.name.removesuffix(".jinja"))
+        if excluded.match_file(path):
+            continue
+        place = folder / path
         place.parent.mkdir(parents=True, exist_ok=True)
         if source_file.suffix == ".jinja":
-            place = place.with_suffix("")
             text = source_file.read_text(encoding="utf-8")
             include = INCLUDE.fullmatch(text)
             if include is None:  # it has conditions
