@@ -293,7 +293,6 @@ class InMemory:
             count=STEPS * BATCH,
             by_width=False,
             step_fraction=lambda *place: 1.0,
-            describe=lambda: {"name": "order", "state": "in memory", "why": ""},
         )
 
     def __len__(self) -> int:
@@ -303,6 +302,9 @@ class InMemory:
         every = torch.ones(BATCH, dtype=torch.bool)
         for x, y in Ring(self.data):
             yield {"x": x, "y": y, "present": every}
+
+    def describe(self) -> list[dict[str, str]]:
+        return [{"name": "loader", "state": "in memory", "why": ""}]
 
     def close(self) -> None:
         """Nothing is open."""

@@ -9,6 +9,7 @@ from fakes import CPU, PRECISIONS, Loop, Ragged, engine, ragged_batch
 from test_loop import assert_same, mean_gradient, moved, norm_of, state
 from torch import nn
 
+DTYPES = (torch.bfloat16, torch.float32, torch.float16, torch.float64)
 HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -50,6 +51,24 @@ def test_the_optimizer_sees_the_unscaled_mean_gradient(clip):
     loop = Loop(model, clip=clip, precision=precision)([batch])
     assert_same(moved(model, start), wanted, 2e-3)  # as exact as a half
     assert loop.norms == [pytest.approx(norm, rel=2e-3)]
+
+
+def test_gradients_of_several_dtypes_keep_them_and_have_the_norm_of_torch():
+    """Bit for bit; a weight without a gradient is left out."""
+    parameters = [nn.Parameter(torch.randn(5, 3, dtype=dtype)) for dtype in DTYPES]
+    unused = nn.Parameter(torch.ones(2))
+    for parameter in parameters:
+        parameter.grad = torch.randn_like(parameter)
+    gradients = [parameter.grad.clone() for parameter in parameters]
+    norm = torch.nn.utils.get_total_norm(gradients)
+    optimizer = torch.optim.SGD([unused, *parameters])
+    divisor = torch.tensor(3.0)
+    actual = engine("compute.precision").mean_and_clip(optimizer, divisor, clip=0.0)
+    assert torch.equal(actual, norm / divisor)
+    assert unused.grad is None
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        assert torch.equal(parameter.grad, gradient / divisor)
+        assert parameter.grad.dtype == gradient.dtype
 
 
 def test_the_scale_travels_with_the_checkpoint():

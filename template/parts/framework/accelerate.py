@@ -80,9 +80,10 @@ def take_step(run: Run, rate: float, accelerator: Accelerator) -> Tensor:
     for batch in run.next_batches():
         with precision.autocast():
             output = model(batch)
-        # A mean loss times its targets is a sum. So all targets of a step have the same weight;
-        # `loss / accumulation` would be right only if all micro-batches had as many targets.
-        accelerator.backward(scaler.scale(output.loss * output.total_weight))
+        # These are gradients of `loss * total_weight`: a mean loss times its targets is a sum. So
+        # all targets of a step have the same weight; `loss / accumulation` would be right only if
+        # all micro-batches had as many targets.
+        accelerator.backward(output.loss, gradient=scaler.scale(output.total_weight))
         run.meter.add(output)
 
     # Update: unscale, divide by the number of targets and clip, step, clear.

@@ -102,9 +102,10 @@ class Module(lightning.LightningModule):
         for batch in batches:
             with precision.autocast():
                 output = self.model(batch)
-            # A mean loss times its targets is a sum. So all targets of a step have the same weight;
-            # `loss / accumulation` would be right only if all micro-batches had as many targets.
-            self.manual_backward(scaler.scale(output.loss * output.total_weight))
+            # These are gradients of `loss * total_weight`: a mean loss times its targets is a sum.
+            # So all targets of a step have the same weight; `loss / accumulation` would be right
+            # only if all micro-batches had as many targets.
+            self.manual_backward(output.loss, gradient=scaler.scale(output.total_weight))
             run.meter.add(output)
 
         # Update: unscale, divide by the number of targets and clip, step, clear.

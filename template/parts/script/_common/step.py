@@ -54,16 +54,19 @@ class Trainer:
         step = self.progress.step
 
         # Forward and backward. The gradients of the micro-batches add up.
-        step_targets = torch.zeros((), device=DEVICE)
+        step_targets: Any = 0  # with the first batch, a tensor ()
         samples: list[int] = []
         for numbers, batch in micro_batches:
             with self.autocast:
                 loss, num_targets, _ = compute_loss(self.model, batch)
-            self.scaler.scale(loss * num_targets).backward()
-            self.progress.losses.append((loss.detach(), num_targets))
-            self.unchecked.append((step, "loss", loss.detach(), numbers.tolist()))
+            # The gradients are those of loss * num_targets, a sum: all targets weigh the same.
+            loss.backward(gradient=self.scaler.scale(num_targets))
+            loss = loss.detach()
+            batch_samples = numbers.tolist()
+            self.progress.losses.append((loss, num_targets))
+            self.unchecked.append((step, "loss", loss, batch_samples))
             step_targets += num_targets
-            samples += numbers.tolist()
+            samples += batch_samples
 
         # Update. The gradient of an incomplete last step is scaled by its number of samples.
         norm = self.update(step_targets / (len(samples) / self.step_size))
@@ -76,13 +79,13 @@ class Trainer:
         Nothing here waits for the GPU: the fused optimizer itself skips a step that overflows in
         fp16.
         """
-        weights = []
+        gradients = []
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate_at(self.progress.step - 1, self.total_steps, self.settings)
-            weights += group["params"]
+            # An unused weight has no gradient.
+            gradients += [p.grad for p in group["params"] if p.grad is not None]
         self.scaler.unscale_(self.optimizer)
-        gradients = [p.grad for p in weights if p.grad is not None]  # an unused weight has none
-        norm = torch.nn.utils.get_total_norm(gradients)
+        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
         # One division takes the mean and clips: by num_targets, or by norm / clip if it is larger.
         clip = self.settings.gradient_clip
         divisor = torch.maximum(num_targets, norm / clip) if clip else num_targets

@@ -60,7 +60,7 @@ class Steps:
             self.waited += time.perf_counter() - start_time
             with precision.autocast():
                 output = self.project.wrapped(batch)
-            precision.scaler.scale(output.loss * output.total_weight).backward()
+            output.loss.backward(gradient=precision.scaler.scale(output.total_weight))
             losses.append(output.loss.detach() * output.total_weight)
             weights.append(output.total_weight)
 
