@@ -88,7 +88,7 @@ def layers() -> dict[str, Any]:
     """Both layers with the same weights."""
     from torch_geometric.nn import GATConv
 
-    ours = module("model").GraphAttention(INPUTS, WIDTH, HEADS)
+    ours = module("layers").GraphAttention(INPUTS, WIDTH, HEADS)
     theirs = GATConv(INPUTS, WIDTH, HEADS, add_self_loops=False)
     theirs.lin.weight.data = ours.linear.weight.data.clone()
     theirs.att_src.data = ours.source.data[None].clone()

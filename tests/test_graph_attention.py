@@ -32,7 +32,7 @@ def random_graph(nodes: int = 40, edges: int = 150) -> tuple[Tensor, Tensor]:
 def attention() -> Any:
     """(N, 6) to four heads of 3."""
     torch.manual_seed(0)
-    layer = module("model").GraphAttention(6, 3, 4)
+    layer = module("layers").GraphAttention(6, 3, 4)
     torch.nn.init.normal_(layer.bias)
     return layer
 
@@ -152,7 +152,7 @@ def test_unknown_targets_weigh_nothing(model, opened):
 
 def test_frequencies_part_a_window_without_loss():
     x = torch.randn(5, 16, 3)
-    main, residual = module("model").FrequencyNormalization(2)(x)
+    main, residual = module("layers").split_frequencies(x, 2).chunk(2, 2)
     torch.testing.assert_close(main + residual, x)
     size = torch.fft.rfft(x, dim=1).abs()
     kept = torch.fft.rfft(main, dim=1).abs() > 1e-4
@@ -162,7 +162,7 @@ def test_frequencies_part_a_window_without_loss():
 
 def test_windows_look_back_only():
     """Attention over days is causal: what a block says of a day does not depend on later ones."""
-    block = module("model").TemporalBlock(16, 4, 0.0).eval()
+    block = module("layers").TemporalBlock(16, 4, 0.0).eval()
     x = torch.randn(3, 10, 16)
     y = x.clone()
     y[:, 6:] = torch.randn(3, 4, 16)

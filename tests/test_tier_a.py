@@ -36,7 +36,7 @@ from variants import (
 
 TEMPLATE = template() / "template"  # as it stood when the tests began
 PACKAGE = TEMPLATE / "project/src/{{ package_name }}"
-OWNERS = {"model.py", "dataset.py", "optimizer.py", "settings.py", "examples.py"}
+OWNERS = {"model.py", "dataset.py", "optimizer.py", "settings.py", "examples.py", "layers.py"}
 # What a tracker's library imports and does not depend on: torch.utils.tensorboard, mlflow's
 # database.
 INDIRECT = {"tensorboard": {"tensorboard"}, "mlflow": {"alembic"}}

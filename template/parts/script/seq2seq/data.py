@@ -161,6 +161,6 @@ class Data:
         return {
             "source": padded[0],
             "source_present": inside[0],
-            "decoder_input": F.pad(padded[1][:, :-1], (1, 0), value=self.start),
+            "decoder_input": functional.pad(padded[1][:, :-1], (1, 0), value=self.start),
             "targets": padded[1].masked_fill(~inside[1], IGNORE),
         }

@@ -38,9 +38,9 @@ from typing import Any, NoReturn
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from matplotlib.figure import Figure
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from transformers import (
     AttentionInterface,

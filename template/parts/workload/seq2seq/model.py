@@ -2,40 +2,30 @@
 
 Replace it with your own: the engine calls only `build_model`.
 
-Training calls the library's layers in a loop of its own. It adds mask and relative positions once,
-not in every layer. A test compares the results with the library's.
+Training calls the library's layers in the loops of `layers.py`, with the same results.
 
-Shapes: `B` pairs, `S` source and `T` target tokens, `C` width, `H` heads, `V` padded vocabulary.
+Shapes: `B` pairs, `S` source and `T` target tokens, `V` padded vocabulary.
 """
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import (
-    AttentionInterface,
-    AttentionMaskInterface,
-    GenerationConfig,
-    T5Config,
-    T5ForConditionalGeneration,
-)
-from transformers.masking_utils import eager_mask
+from transformers import GenerationConfig, T5Config, T5ForConditionalGeneration
 from transformers.models.t5.modeling_t5 import T5Block
 from transformers.utils import logging
 
 from .dataset import IGNORE
 from .engine.errors import UserError
 from .engine.interfaces import Batch, Output
+from .layers import ATTENTION, decode, encode
 
 # The vocabulary is padded to a multiple of this, which suits tensor cores (nanoGPT: 25 % on A100).
 PAD = 64
-ATTENTION = "one_bias"  # the name under which `attend` is registered in the library
-UNFUSED = {"cpu"}  # where PyTorch's fused kernel lacks dropout and a gradient of the bias
 
 
 def build_model(settings: Any, facts: dict[str, Any]) -> Seq2Seq:
@@ -113,38 +103,6 @@ def check_fit(config: Any, facts: dict[str, Any], where: str) -> None:
         raise UserError(f"vocabulary, end and start are {numbers}", where, remedy)
 
 
-def attend(
-    module: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    **named: Any,
-) -> tuple[Tensor, None]:
-    """Attention with one bias for positions and mask; query (B, H, T, D) to (B, T, H, D).
-
-    T5 does not scale its scores. The library's decoding passes positions and mask separately;
-    training has already added them.
-    """
-    bias = named["position_bias"]
-    dropout = named["dropout"]
-    if attention_mask is not None:
-        bias = bias + attention_mask
-    bias = bias.to(query.dtype)
-    if query.device.type in UNFUSED:
-        weights = (query @ key.mT).add_(bias).softmax(-1)
-        mixed = functional.dropout(weights, dropout) @ value
-    else:
-        mixed = functional.scaled_dot_product_attention(
-            query, key, value, attn_mask=bias, dropout_p=dropout, scale=1.0
-        )
-    return mixed.transpose(1, 2), None
-
-
-AttentionInterface.register(ATTENTION, attend)
-AttentionMaskInterface.register(ATTENTION, eager_mask)
-
-
 class Layer(T5Block):
     """A layer of the library's encoder or decoder, with what the engine needs to know."""
 
@@ -183,8 +141,8 @@ class Seq2Seq(nn.Module):
 
     def forward(self, batch: Batch) -> Output:
         targets = batch["targets"]
-        memory, bias = self._encode(batch["source"], batch["source_present"])
-        logits = self._decode(batch["decoder_input"], memory, bias).float()  # (B, T, V)
+        memory, bias = encode(self.t5, batch["source"], batch["source_present"])
+        logits = decode(self.t5, batch["decoder_input"], memory, bias).float()  # (B, T, V)
         total = functional.cross_entropy(
             logits.flatten(0, 1), targets.flatten(), reduction="sum", ignore_index=IGNORE
         )
@@ -205,40 +163,13 @@ class Seq2Seq(nn.Module):
         }
         return output._replace(metrics=metrics)
 
-    def _encode(self, source: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
-        """Return hidden states (B, S, C), and a mask for the padding (B, 1, 1, S)."""
-        stack = self.t5.encoder
-        length = source.shape[1]
-        absent = ~present[:, None, None]
-        bias = _positions(stack, length).masked_fill(absent, -math.inf)
-        x = stack.dropout(stack.embed_tokens(source))
-        for layer in stack.block:
-            x = layer(x, None, bias)[0]
-        closed = torch.zeros_like(absent, dtype=bias.dtype).masked_fill(absent, -math.inf)
-        return stack.dropout(stack.final_layer_norm(x)), closed
-
-    def _decode(self, tokens: Tensor, memory: Tensor, closed: Tensor) -> Tensor:
-        """Return logits (B, T, V). Padding needs no mask, since it comes after all targets."""
-        stack = self.t5.decoder
-        length = tokens.shape[1]
-        place = torch.arange(length, device=tokens.device)
-        later = place > place[:, None]
-        bias = _positions(stack, length).masked_fill(later, -math.inf)
-        x = stack.dropout(stack.embed_tokens(tokens))
-        for layer in stack.block:
-            x = layer(x, None, bias, memory, None, closed)[0]
-        x = stack.dropout(stack.final_layer_norm(x))
-        if self.t5.config.scale_decoder_outputs:
-            x = x * self.t5.model_dim**-0.5
-        return self.t5.lm_head(x)
-
     def predict(self, batch: Batch) -> dict[str, Tensor]:
         """Return `prediction` (B, longest training target) int64: each token after the true ones.
 
         It is padded with `end`. Unlike this method, `generate` needs no targets.
         """
-        memory, bias = self._encode(batch["source"], batch["source_present"])
-        logits = self._decode(batch["decoder_input"], memory, bias)
+        memory, bias = encode(self.t5, batch["source"], batch["source_present"])
+        logits = decode(self.t5, batch["decoder_input"], memory, bias)
         tokens = logits[..., : self.vocabulary].argmax(-1)
         tokens = tokens.masked_fill(batch["targets"] == IGNORE, self.end)
         lacking = self.longest - tokens.shape[1]
@@ -261,14 +192,3 @@ class Seq2Seq(nn.Module):
             )[:, 1:]
         lacking = longest - targets.shape[1]
         return functional.pad(targets, (0, lacking), value=self.end)
-
-
-def _positions(stack: Any, length: int) -> Tensor:
-    """Return the bias of relative positions (1, H, length, length), in the dtype of attention."""
-    attention = stack.block[0].layer[0].SelfAttention
-    bias = attention.compute_bias(length, length)
-    device = bias.device.type
-    # FLOPs are counted on "meta", which has no autocast; torch 2.11 cannot compile a call to ask.
-    if device != "meta" and torch.is_autocast_enabled(device):
-        return bias.to(torch.get_autocast_dtype(device))
-    return bias
