@@ -41,7 +41,7 @@ test: $(READY) $(LOWEST) ## every claim, in some of its cases; ARGS="-k update -
 test-all: $(READY) $(LOWEST) ## all tests, in all their cases
 	$(PYTEST) $(ARGS)
 
-attack: $(READY) $(LOWEST) ## damaged files, full disks, two processes at once, signals: all cases of docs/reliability.md
+attack: $(READY) $(LOWEST) ## damaged files, full disks, two processes at once, signals: all cases of docs/explanation/reliability.md
 	$(PYTEST) tests/reliability $(ARGS)
 
 bench: $(READY) $(PEERS) ## measure on this machine's CPU, against the peers: make bench PART=loaders ARGS="--rounds 3 --write"

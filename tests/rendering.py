@@ -73,6 +73,14 @@ def render_into(folder: Path, *, source: Path | None = None, **answers: Any) -> 
     return folder
 
 
+def document(name: str) -> Path:
+    """A page of docs/ by its name, for example `update`; the benchmarks have pages of equal
+    names."""
+    pages = (REPOSITORY / "docs").rglob(f"{name}.md")
+    (page,) = [path for path in pages if path.parent.name != "benchmarks"]
+    return page
+
+
 @functools.cache
 def _render(answers: tuple[tuple[str, Any], ...]) -> Path:
     given: dict[str, Any] = {}

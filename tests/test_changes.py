@@ -1,4 +1,4 @@
-"""What owners change most: after each patch of docs/changes.md the project's own tests pass."""
+"""What owners change most: after each patch of docs/how-to/changes.md the project's own tests pass."""
 
 import re
 import shutil
@@ -14,7 +14,7 @@ from rendering import REPOSITORY, render, replace
 from running import EXAMPLES, check_run, last_state, losses, newest_run, rows, run
 from variants import choices
 
-PAGE = (REPOSITORY / "docs/changes.md").read_text(encoding="utf-8")
+PAGE = (REPOSITORY / "docs/how-to/changes.md").read_text(encoding="utf-8")
 SECTIONS = dict(section.split("\n", 1) for section in PAGE.split("\n## ")[1:])
 ANSWERS = {"workload": "tabular", "extras": ["ema", "finetune"]}
 

@@ -39,9 +39,9 @@ def test_links_of_a_rendered_readme_lead_somewhere(workload):
         "#no-such-heading",
         "page.md#no-such-heading",
         f"{CODE_ADDRESS}/blob/main/docs/missing.md",
-        f"{CODE_ADDRESS}/blob/main/docs/update.md#no-such-heading",
+        f"{CODE_ADDRESS}/blob/main/docs/how-to/update.md#no-such-heading",
         f"{SITE_ADDRESS}/missing.html",
-        f"{SITE_ADDRESS}/update.html#no-such-heading",
+        f"{SITE_ADDRESS}/how-to/update.html#no-such-heading",
     ],
 )
 def test_a_link_that_leads_nowhere_is_named_with_its_line(tmp_path, target):

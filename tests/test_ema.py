@@ -143,6 +143,6 @@ def test_two_ranks_average_as_one(distributed, tmp_path):
 
 
 def test_the_pages_commands_work(tmp_path):
-    for words in documented(REPOSITORY / "docs/ema.md"):
+    for words in documented(REPOSITORY / "docs/how-to/ema.md"):
         fewer = ("--max-steps", "100") if words[0] == "train" else ()
         check_run(render(workload="tabular", **EMA), *words, *fewer, cwd=tmp_path)

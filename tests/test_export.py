@@ -106,6 +106,6 @@ def test_an_lstm_says_what_int8_is_not():
 
 
 def test_the_commands_of_the_page_work(tmp_path):
-    for words in documented(REPOSITORY / "docs/export.md"):
+    for words in documented(REPOSITORY / "docs/how-to/export.md"):
         fewer = ("--max-steps", "50") if words[0] == "train" else ()
         check_run(render(workload="tabular", **EXPORT), *words, *fewer, cwd=tmp_path)

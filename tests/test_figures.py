@@ -23,7 +23,7 @@ import test_llm
 import test_seq2seq
 import torch
 import yaml
-from rendering import REPOSITORY, render
+from rendering import document, render
 from running import PACKAGE, evaluation_of, rows, start
 from test_script import start_script
 from variants import gpus
@@ -34,7 +34,7 @@ HOUR = 3600.0
 
 
 def source(page: str) -> str:
-    return (REPOSITORY / f"docs/{page}.md").read_text(encoding="utf-8")
+    return document(page).read_text(encoding="utf-8")
 
 
 def text(page: str) -> str:
@@ -229,7 +229,7 @@ def pieces(name: str) -> Iterator[tuple[str, list[tuple[str, str]]]]:
     for page, names_of_piece in PIECES[name].items():
         for piece, names in names_of_piece.items():
             figures = said(page, piece)
-            yield f"docs/{page}.md, {piece}", list(zip(figures, names.split(", "), strict=True))
+            yield f"{page}.md, {piece}", list(zip(figures, names.split(", "), strict=True))
 
 
 def said(page: str, piece: str) -> list[str]:

@@ -16,7 +16,7 @@ import transformers
 import yaml
 from forking import run_file
 from importing import imported
-from rendering import REPOSITORY, render
+from rendering import REPOSITORY, document, render
 from running import check_run, documented, evaluation_of, newest_run
 from safetensors.torch import save_file
 from sklearn.datasets import load_digits
@@ -30,12 +30,8 @@ STILL = ("--training.max_steps", "1", "--optimizer.learning_rate", "1e-30")  # c
 CLOSE = {"atol": 1e-6, "rtol": 1e-6}
 
 
-def page(name: str) -> Path:
-    return REPOSITORY / f"docs/{name}.md"
-
-
 def quoted(name: str, language: str = "python") -> list[str]:
-    text = page(name).read_text(encoding="utf-8")
+    text = document(name).read_text(encoding="utf-8")
     return re.findall(rf"```{language}\n(.*?)```", text, flags=re.DOTALL)
 
 
@@ -66,7 +62,7 @@ def changed(folder: Path, workload: str, files: dict[str, str]) -> Path:
 
 def replace_model_settings(project: Path, line: str, value: str, guide: str) -> None:
     """What the page says is left of the section `Model` and of `model:`."""
-    text = page(guide).read_text(encoding="utf-8")
+    text = document(guide).read_text(encoding="utf-8")
     assert f"`{line}`" in text
     assert f"`{value}`" in text
     settings = project / "src/my_training/settings.py"
@@ -120,7 +116,7 @@ def nanogpt(tmp_path_factory):
     (folder / "input.txt").write_text(PROSE * 40, encoding="utf-8")
     shutil.copy(REPOSITORY / "benchmarks/nanogpt.py", folder / "model.py")
     execute(BEFORE / "nanogpt.py", folder)
-    prepare = documented(page("from-nanogpt"))[0]
+    prepare = documented(document("from-nanogpt"))[0]
     LLM.done(*prepare, cwd=folder)
     return folder
 
@@ -162,7 +158,7 @@ def test_a_nanogpt_continues_as_the_projects_gpt(nanogpt):
         ours = model.logits(batch["tokens"])[..., :known]
         torch.testing.assert_close(ours[is_target], logits[is_target], **CLOSE)
         torch.testing.assert_close(model(batch).loss, loss, **CLOSE)
-    for words in documented(page("from-nanogpt"))[2:]:
+    for words in documented(document("from-nanogpt"))[2:]:
         check_run(project, *words, cwd=nanogpt)
 
 
@@ -202,7 +198,7 @@ def test_a_lightning_module_becomes_a_project(tmp_path):
     line = "width: Positive = 32"
     replace_model_settings(project, line, "width: 32", "from-lightning")
     execute(convert, tmp_path)
-    prepare, *others = documented(page("from-lightning"))
+    prepare, *others = documented(document("from-lightning"))
     check_run(project, *prepare, cwd=tmp_path)
     new, batches = started(project, tmp_path, "flowers.safetensors")
 
@@ -236,7 +232,7 @@ def test_a_model_of_hf_trainer_becomes_a_project(tmp_path):
     line = 'attention: Literal["sdpa", "eager"] = "sdpa"'
     replace_model_settings(project, line, "attention: sdpa", "from-trainer")
     execute(convert, tmp_path)
-    prepare, *others = documented(page("from-trainer"))
+    prepare, *others = documented(document("from-trainer"))
     check_run(project, *prepare, cwd=tmp_path)
     new, batches = started(project, tmp_path, "trainer.safetensors", "--data.block_size", "31")
 
@@ -270,7 +266,7 @@ def test_a_notebook_becomes_a_project(tmp_path):
     shutil.rmtree(project / "src/my_training/prepare")
     line = "width: Positive = 16"
     replace_model_settings(project, line, "width: 16", "from-notebook")
-    prepare, *others = documented(page("from-notebook"))
+    prepare, *others = documented(document("from-notebook"))
     check_run(project, *prepare, cwd=tmp_path)
     started(project, tmp_path, "digits.safetensors")
     for command in ("predict", "evaluate"):

@@ -347,7 +347,7 @@ def check_new_days(place: Path, old: Any) -> None:
 
 # ---- the guide ---------------------------------------------------------------------------------
 
-GUIDE = REPOSITORY / "docs/graph.md"
+GUIDE = REPOSITORY / "docs/how-to/graph.md"
 
 
 def test_the_guide_finds_the_classes_of_papers_by_their_links():

@@ -16,7 +16,7 @@ import transformers
 from forking import run_file
 from importing import imported
 from PIL import Image
-from rendering import REPOSITORY, render, replace
+from rendering import document, render, replace
 from running import (
     check_run,
     documented,
@@ -30,10 +30,6 @@ from variants import choices
 
 FILES = ("dataset.py", "model.py", "commands/prepare.py")
 PREDICT = CODE[-1]  # of the page on your own data, for all of these
-
-
-def guide(name: str) -> Path:
-    return REPOSITORY / f"docs/{name}.md"
 
 
 def with_files(folder: Path, name: str, line: str, value: str) -> Path:
@@ -54,7 +50,7 @@ def with_files(folder: Path, name: str, line: str, value: str) -> Path:
 def followed(project: Path, name: str, folder: Path, *short: str) -> Iterator[str]:
     """What the commands of a page print, one after the other; a training has few steps."""
     shutil.copy(project / "config.yaml", folder)
-    for words in documented(guide(name)):
+    for words in documented(document(name)):
         more = short if words[0] == "train" else ()
         yield check_run(project, *words, *more, cwd=folder).out
 
@@ -139,7 +135,7 @@ def test_a_pretrained_encoder_gets_a_head(encoder, tmp_path):
     checked = check_run(project, "check", cwd=encoder)
     assert "failed" not in checked.out
     short = ("--training.max_steps", "40", "--optimizer.learning_rate", "0.003")
-    for words in documented(guide(name)):
+    for words in documented(document(name)):
         given = [word.replace("google-bert/bert-base-uncased", "bert") for word in words]
         more = short if words[0] == "train" else ()
         result = check_run(project, *given, *more, cwd=encoder)
@@ -153,7 +149,7 @@ def test_a_pretrained_encoder_gets_a_head(encoder, tmp_path):
 
 def test_class_weights_find_the_rare_class(tmp_path):
     """2 % of the rows are of it, and a column hints at them."""
-    text = guide("imbalance").read_text(encoding="utf-8")
+    text = document("imbalance").read_text(encoding="utf-8")
     random = np.random.default_rng(0)
     kinds = np.where(random.random(3000) < 0.02, "yes", "no")
     hints = (kinds == "yes") + random.normal(0, 0.5, len(kinds))
@@ -164,7 +160,7 @@ def test_class_weights_find_the_rare_class(tmp_path):
     patch(weighted, text)
     shell(weighted, "ruff", "check", "src")
     shell(weighted, "ruff", "format", "--check", "src")
-    prepare, train, predict = documented(guide("imbalance"))
+    prepare, train, predict = documented(document("imbalance"))
     metrics, thresholds = quoted("imbalance")
     check_run(plain, *prepare, cwd=tmp_path)
     balanced = []
@@ -196,7 +192,7 @@ def series(tmp_path_factory):
 
 def test_a_notebook_loads_a_run_predicts_and_plots(series):
     project = render(workload="timeseries")
-    predict, *_ = documented(guide("notebook"))
+    predict, *_ = documented(document("notebook"))
     check_run(project, "predict", "--output", "split.npz", cwd=series)
     check_run(project, *predict, cwd=series)
     first, second = quoted("notebook")
@@ -207,7 +203,7 @@ def test_a_notebook_loads_a_run_predicts_and_plots(series):
 
 
 def test_a_run_stops_early_and_a_resume_with_more_patience_continues_it(tmp_path):
-    (words,) = documented(guide("early-stopping"))
+    (words,) = documented(document("early-stopping"))
     project = render(workload="tabular")
     short = ("--evaluation.every_steps", "1", "--optimizer.learning_rate", "1e-30")
     result = check_run(project, *words, *short, "--training.max_steps", "20", cwd=tmp_path)
@@ -229,7 +225,7 @@ def test_every_name_of_ours_is_a_setting():
     known = set()
     for loader in choices("loader"):
         known |= set(imported(render(loader=loader, extras=["finetune"]), "config").SETTINGS)
-    text = guide("names").read_text(encoding="utf-8")
+    text = document("names").read_text(encoding="utf-8")
     cells = re.findall(r"^\| `.+? \| (.+?) \|$", text, re.MULTILINE)
     ours = set(re.findall(r"`([a-z_]+\.[a-z_]+)`", "".join(cells)))
     assert len(ours) >= 25

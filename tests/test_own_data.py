@@ -10,7 +10,7 @@ from rendering import REPOSITORY, render, replace
 from running import check_run, evaluation_of, newest_run, one_error, run
 from test_from_elsewhere import replaced
 
-PAGE = (REPOSITORY / "docs/own-data.md").read_text(encoding="utf-8")
+PAGE = (REPOSITORY / "docs/how-to/own-data.md").read_text(encoding="utf-8")
 FILES = ("dataset.py", "model.py", "commands/prepare.py", "commands/predict.py")
 *CODE, SECTION = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 OTHERS = re.compile(r"(?<=\nmodel:\n)(.*?)(?=\noptimizer:)", re.DOTALL)

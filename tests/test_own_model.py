@@ -12,7 +12,7 @@ from test_shell import shell
 
 SHORT = ("train", "--training.max_steps", "40", "--schedule.warmup_steps", "5")
 MASK = " * present  # 0 for padding rows"
-PAGE = (REPOSITORY / "docs/own-model.md").read_text(encoding="utf-8")
+PAGE = (REPOSITORY / "docs/how-to/own-model.md").read_text(encoding="utf-8")
 (EXAMPLE,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 

@@ -444,7 +444,7 @@ def test_own_tests_of_a_script_pass(workload, tmp_path):
 
 
 def test_documented_commands_of_a_script_run(tmp_path):
-    page = (REPOSITORY / "docs/script.md").read_text(encoding="utf-8")
+    page = (REPOSITORY / "docs/how-to/script.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"```sh\n(.+?)```", page, flags=re.DOTALL)
     for line in block.splitlines():
         words = shlex.split(line, comments=True)

@@ -382,7 +382,7 @@ def test_numbers_far_from_zero_keep_their_digits(tmp_path, monkeypatch):
 # ---- real data -----------------------------------------------------------------------------------
 
 
-DOCUMENT = (REPOSITORY / "docs/tabular.md").read_text(encoding="utf-8")
+DOCUMENT = (REPOSITORY / "docs/how-to/tabular.md").read_text(encoding="utf-8")
 SEEDS = (42, 43, 44)
 
 

@@ -1,4 +1,4 @@
-"""docs/tutorial.md from its first command to its last, and the run of the README: each command runs,
+"""docs/tutorial/tutorial.md from its first command to its last, and the run of the README: each command runs,
 and prints what the page shows."""
 
 import re
@@ -15,7 +15,7 @@ from test_update import _clean_home, commit  # noqa: F401  # a fixture
 
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
 RUN = re.compile(r"runs/[\d_-]+")
-PAGE = (REPOSITORY / "docs/tutorial.md").read_text(encoding="utf-8")
+PAGE = (REPOSITORY / "docs/tutorial/tutorial.md").read_text(encoding="utf-8")
 BLOCK = re.compile(
     r"(?:`(\w+\.py)`[^`]*)?^```(sh|python|text)\n(.*?)^```$", re.DOTALL | re.MULTILINE
 )

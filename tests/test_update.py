@@ -25,7 +25,7 @@ from variants import PAIRWISE, choices, impossible, structural
 OLD = "0.0.1"
 NEW = "0.0.2"
 CHANGE = ("update", "--defaults", "-r", ":current:", "-d")
-PAGE = (REPOSITORY / "docs/update.md").read_text(encoding="utf-8")
+PAGE = (REPOSITORY / "docs/how-to/update.md").read_text(encoding="utf-8")
 LOWEST = REPOSITORY / ".venv-copier-lowest/bin/copier"
 COPIERS = {"newest": [sys.executable, "-m", "copier"], "lowest": [str(LOWEST)]}
 
@@ -201,7 +201,7 @@ def test_edits_survive(project, copier):
 
 @every_copier_of_all
 def test_files_without_use_are_deleted_and_can_be_brought_back(upstream, tmp_path, copier):
-    """What docs/update.md warns of: an edit goes with its file, and only git's status shows
+    """What docs/how-to/update.md warns of: an edit goes with its file, and only git's status shows
     it."""
     extras = ["benchmark", "profile"]
     project = copied(upstream, tmp_path / "project", which=copier, extras=extras)
@@ -233,7 +233,7 @@ def test_edits_move_with_a_package_that_was_moved_first(project, upstream, tmp_p
 
 
 def update_page(start: str) -> list[str]:
-    """The words, without the first, of the one command of docs/update.md that begins so."""
+    """The words, without the first, of the one command of docs/how-to/update.md that begins so."""
     lines = map(str.strip, PAGE.splitlines())
     (command,) = (line for line in lines if line.startswith(start))
     return shlex.split(command.partition("  #")[0].partition(" && ")[0])[1:]
@@ -327,7 +327,7 @@ def documented() -> list[str]:
     """Every Copier command of the documents and of a rendered README."""
     pages = [
         REPOSITORY / "README.md",
-        *sorted((REPOSITORY / "docs").glob("*.md")),
+        *sorted((REPOSITORY / "docs").rglob("*.md")),
         render() / "README.md",
     ]
     return sorted({command for page in pages for command in copier_commands(page)})

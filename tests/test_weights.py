@@ -288,7 +288,7 @@ def test_two_ranks_start_from_whole_and_from_sharded_weights(distributed, tmp_pa
 
 
 def test_the_pages_commands_work(tmp_path):
-    page = REPOSITORY / "docs/weights.md"
+    page = REPOSITORY / "docs/how-to/weights.md"
     project = render(workload="tabular", extras=["finetune"])
     for words in documented(page):
         check_run(project, *words, cwd=tmp_path)

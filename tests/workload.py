@@ -12,7 +12,7 @@ import pyarrow.csv
 import torch
 from importing import imported
 from made_up import project_of
-from rendering import REPOSITORY
+from rendering import document
 from running import Before, Result, check_run, evaluation_of, run
 
 Batch = dict[str, torch.Tensor]
@@ -45,7 +45,7 @@ class Workload:
 
     def follow(self, guide: str, folder: Path) -> dict[str, Any]:
         """Run a guide's first program and its first commands; what `evaluate` left."""
-        page = (REPOSITORY / f"docs/{guide}.md").read_text(encoding="utf-8")
+        page = document(guide).read_text(encoding="utf-8")
         python, shell = re.findall(r"```(?:python|sh)\n(.*?)```", page, re.DOTALL)[:2]
         subprocess.run([sys.executable, "-c", python], cwd=folder, check=True)
         for line in shell.splitlines():

@@ -1,4 +1,4 @@
-"""A LightningModule with its DataModule, which docs/from-lightning.md converts: flowers.csv to a
+"""A LightningModule with its DataModule, which docs/how-to/from-lightning.md converts: flowers.csv to a
 class."""
 
 import csv

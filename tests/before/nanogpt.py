@@ -1,4 +1,4 @@
-"""A run in nanoGPT's structure, which docs/from-nanogpt.md converts: settings as globals,
+"""A run in nanoGPT's structure, which docs/how-to/from-nanogpt.md converts: settings as globals,
 characters in .bin files, random blocks, everything in out/ckpt.pt. Beside it lies model.py, as in
 nanoGPT.
 """

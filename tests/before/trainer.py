@@ -1,4 +1,4 @@
-"""A script around HF Trainer, which docs/from-trainer.md converts: a GPT-2 from a config on bytes
+"""A script around HF Trainer, which docs/how-to/from-trainer.md converts: a GPT-2 from a config on bytes
 of text."""
 
 import torch

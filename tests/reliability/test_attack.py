@@ -1,6 +1,7 @@
 """Damaged files, full disks, two processes at once, signals: nothing is lost or loaded wrong.
 
-`make test` runs some of the cases, `make attack` all of them. docs/reliability.md has the results.
+`make test` runs some of the cases, `make attack` all of them. The results
+are in docs/explanation/reliability.md.
 """
 
 import contextlib
