@@ -1,11 +1,12 @@
 """Hooks of one's own in all frameworks: every moment, a state that survives, an error."""
 
 import functools
+import re
 import shutil
 from pathlib import Path
 
 import pytest
-from rendering import render
+from rendering import document, render
 from running import check_run, evaluations, losses, newest_run, one_error, rows, run, weights
 from variants import choices
 
@@ -99,6 +100,15 @@ def place(plain, tmp_path):
     return tmp_path
 
 
+VALUE = '''"""Logs the double of the number of steps so far."""
+
+
+class Hook:
+    def before_step(self, run):
+        run.log_value("twice", 2 * run.step)
+'''
+
+
 def moments(folder: Path) -> list[tuple[str, int]]:
     lines = (folder / "moments").read_text().splitlines()
     return [(moment, int(step)) for moment, step in map(str.split, lines)]
@@ -138,6 +148,26 @@ def test_a_hooks_state_survives_stops_and_changes_no_loss(framework, hooked, pla
     assert weights(place) == weights(plain)
     ends = [step for step, _ in evaluations(place)]
     assert counted(place) == [1000.0 * number + step for number, step in enumerate(ends, 1)]
+
+
+@every_framework
+def test_a_record_has_the_means_of_values_that_were_logged(framework, hooked, place):
+    """The hook of the page, and one whose means are known, also where a run was stopped between."""
+    page = document("monitor").read_text(encoding="utf-8")
+    (weight_norm,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    logging = hooked("weight_norm", weight_norm, framework=framework)
+    (logging / "src/my_training/hooks/twice.py").write_text(VALUE)
+    words = (*WORDS, "--monitor.every_steps", "4")
+    for more in ((*words, "--max-steps", "6"), ("--resume",)):
+        check_run(logging, "train", *more, cwd=place)
+    records = [row for row in rows(place) if "split" not in row]
+    assert [row["step"] for row in records][:4] == [1, 2, 4, 8]
+    before = 0
+    for row in records:
+        steps = range(before, row["step"])
+        assert row["twice"] == pytest.approx(2 * sum(steps) / len(steps))
+        assert row["weight_norm"] > 1
+        before = row["step"]
 
 
 def test_a_state_that_could_not_be_read_back_is_refused_before_it_is_written(hooked, place):

@@ -3,7 +3,7 @@ memory."""
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -39,6 +39,9 @@ def folder(tmp_path_factory):
 
 class Samples:
     """A page, a window of a series and a ragged text for each sample."""
+
+    host = None
+    orders: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, spans: Any):
         self.Spans = spans

@@ -97,6 +97,7 @@ class Samples:
     own. An absent span starts far behind the array's end, where nobody may look.
     """
 
+    host = None
     stride = 4
 
     def __init__(

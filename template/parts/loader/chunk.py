@@ -37,7 +37,7 @@ class Loader:
         self.samples = samples
         self.order = order
         self.device = device
-        self._host = getattr(samples, "host", None)
+        self._host = samples.host
         self._chunks = Chunks(
             samples,
             store.arrays,

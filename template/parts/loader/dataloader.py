@@ -69,7 +69,7 @@ class Loader:
         self.order = order
         self.device = device
         self.workers = data.num_workers
-        reader = Reader(store, getattr(samples, "host", None))
+        reader = Reader(store, samples.host)
         if self.workers == "auto":
             self.workers = self._automatic_workers(reader)
         self._epoch = 0

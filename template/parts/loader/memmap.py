@@ -38,7 +38,7 @@ class Loader:
         pin = settings.data.pin_memory and device.type == "cuda"
         self._empty = partial(torch.empty, pin_memory=pin)
         self._mapped: dict[str, Tensor] = {}
-        self._host = getattr(samples, "host", None)
+        self._host = samples.host
         self._wanted = settings.data.resident
         # If samples need work on the CPU, their rows must be there. If the device is a CPU, the
         # page cache has the rows.

@@ -61,7 +61,7 @@ def test_padding_rows_change_no_loss() -> None:
         rows = {}
         for name, spans in samples.spans(indices, 0).items():
             rows[name] = engine.gather(engine.mapped(store.arrays[name]), spans)
-        if hasattr(samples, "host"):
+        if samples.host is not None:
             rows = samples.host(rows, indices, 0)
         batch = engine.deliver(samples, rows, indices, device)
         with torch.no_grad():

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from .engine import interfaces
 from .engine.data.store import Store, StoreWriter
 from .engine.errors import UserError
 from .engine.interfaces import Batch, Rows, Spans
@@ -45,10 +46,8 @@ Metrics = dict[str, float]
 Arrays = dict[str, np.ndarray]
 
 
-class Samples:
-    """The days of one split. See `engine.interfaces.Samples`."""
-
-    training = False  # set by the code that builds the loader
+class Samples(interfaces.Samples):
+    """The days of one split. It may also have `host` and `orders` of its base."""
 
     def __init__(self, store: Store, settings: Any, split: str):
         first, last = store.splits[split]

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from .bytepairs import Byte, Pairs, Tokenizer
+from .engine import interfaces
 from .engine.data.store import Store, StoreWriter
 from .engine.errors import UserError
 from .engine.interfaces import Batch, Rows, Spans
@@ -41,10 +42,11 @@ FEWEST = 20  # modules of the sample text, so that each split has one
 Borders = Callable[[np.ndarray], list[int]]
 
 
-class Samples:
-    """The blocks of one split: block i starts at token i × T. See `engine.interfaces.Samples`."""
+class Samples(interfaces.Samples):
+    """The blocks of one split: block i starts at token i × T.
 
-    training = False  # set by the code that builds the loader; `random_start` needs it
+    It may also have `host` and `orders` of its base.
+    """
 
     def __init__(self, store: Store, settings: Any, split: str):
         self.first, self.last = store.splits[split]

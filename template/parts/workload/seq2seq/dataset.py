@@ -29,6 +29,7 @@ import torch
 from torch.nn import functional
 
 from .bytepairs import Byte, Tokenizer
+from .engine import interfaces
 from .engine.data.buckets import Buckets
 from .engine.data.store import Store, StoreWriter
 from .engine.interfaces import Batch, Rows, Spans
@@ -45,10 +46,8 @@ SAMPLE_LIMITS = (160, 64)  # bytes of a synthetic source and target
 LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
 
 
-class Samples:
-    """The pairs of one split. See `engine.interfaces.Samples`."""
-
-    training = False  # set by the code that builds the loader; evaluation also reads `target_bytes`
+class Samples(interfaces.Samples):
+    """The pairs of one split. It may also have `host` and `orders` of its base."""
 
     def __init__(self, store: Store, settings: Any, split: str):
         first, last = store.splits[split]

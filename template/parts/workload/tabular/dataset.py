@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from .engine import interfaces
 from .engine.data.store import Store, StoreWriter
 from .engine.interfaces import Batch, Rows, Spans
 from .prepare.rows import Table, describe, write
@@ -18,10 +19,8 @@ from .prepare.splits import borders
 from .settings import WORKLOAD
 
 
-class Samples:
-    """The rows of one split. See `engine.interfaces.Samples`."""
-
-    training = False  # set by the code that builds the loader
+class Samples(interfaces.Samples):
+    """The rows of one split. It may also have `host` and `orders` of its base."""
 
     def __init__(self, store: Store, settings: Any, split: str):
         self.store = store

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from .engine import interfaces
 from .engine.data.store import Store, StoreWriter
 from .engine.errors import UserError
 from .engine.interfaces import Batch, Rows, Spans
@@ -31,15 +32,13 @@ if TYPE_CHECKING:
     from .settings import Sections
 
 
-class Samples:
-    """The windows of one split. See `engine.interfaces.Samples`.
+class Samples(interfaces.Samples):
+    """The windows of one split. It may also have `host` and `orders` of its base.
 
     A window belongs to the split that contains all its targets. The history of a training window is
     also in the training rows, while later histories reach back across the border. The split
     `input` has no targets: its last window forecasts the rows after the data.
     """
-
-    training = False  # set by the code that builds the loader
 
     def __init__(self, store: Store, settings: Sections | None, split: str):
         facts = store.facts

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+from .engine import interfaces
 from .engine.data.hdf5 import Hdf5Array, hdf5_arrays, missing_values, place_in, refer
 from .engine.data.store import Store, StoreWriter
 from .engine.errors import UserError
@@ -29,13 +30,11 @@ HALVES = ("float16", "bfloat16")
 LARGEST = np.finfo(np.float32).max
 
 
-class Samples:
+class Samples(interfaces.Samples):
     """The windows of one split, in the order of the file. The split `input` has no targets.
 
-    See `engine.interfaces.Samples`.
+    It may also have `host` and `orders` of its base.
     """
-
-    training = False  # set by the code that builds the loader
 
     def __init__(self, store: Store, settings: Sections | None, split: str):
         self.store = store

@@ -63,36 +63,46 @@ class Output(NamedTuple):
     metrics: dict[str, tuple[Tensor, Tensor]] = {}  # noqa: RUF012 - name: (sum, count); () each
 
 
-class Samples(Protocol):
-    """`dataset.Samples(store, settings, split)` defines a sample. Host methods are pure numpy.
+class Samples:
+    """The base of `dataset.Samples(store, settings, split)`, which defines what a sample is.
 
-    `training` is True if a loader reads the samples for training: the order `random_start` shifts
-    them only then.
+    `spans` and `host` are pure numpy. Workloads that count tokens also have `tokens`, the mean
+    number of targets in a sample, and `typical()`, a batch of one such sample.
     """
 
-    training: bool
+    training = False
+    """Whether a loader reads the samples for training. The loader sets it; augment only then."""
 
-    def __len__(self) -> int: ...
+    host: Any = None
+    """`host(rows, indices, epoch)` returns rows after real work on the CPU, such as decoding.
+
+    Define it as a method. It runs in the thread or process that reads. It may draw random numbers
+    from (seed, epoch, index) alone, so that a resumed run sees the same samples.
+    """
+
+    @property
+    def orders(self) -> dict[str, Any]:
+        """Your own values of `data.order`: for each a subclass of `Order`, or what makes one."""
+        return {}
+
+    def __len__(self) -> int:
+        """Return the number of samples of the split."""
+        raise missing("__len__", "Samples")
 
     def spans(self, indices: np.ndarray, epoch: int) -> dict[str, Spans]:
         """Return the rows of each sample by array name; the spans of index −1 are absent."""
+        raise missing("spans", "Samples")
 
     def batch(self, rows: dict[str, Rows]) -> Batch:
         """Split, shift, cast and mask rows on the device. The loader adds `index` and `present`."""
-
-    # Optional: `orders` maps a value of `data.order` to a subclass of Order, or to a function that
-    # makes one from the same arguments.
-    # Optional, for `hooks/throughput.py` of workloads that count tokens: `tokens`, the mean number
-    # of targets in a sample, and `typical()`, a batch of one such sample.
-    # Optional: host(rows, indices, epoch) -> rows, for real CPU work per sample, such as
-    # augmentation. It runs in a worker or reader thread, seeded by (seed, epoch, index) alone.
+        raise missing("batch", "Samples")
 
 
 class Dataset(Protocol):
     """The module `dataset.py`. All functions may be absent; their numbers are then left out."""
 
     Samples: Any
-    """`Samples(store, settings, split)`, a class like the one above."""
+    """`Samples(store, settings, split)`, a class derived from the one above."""
 
     def synthesize(self, folder: Path, settings: Any) -> None:
         """Write a small prepared dataset, always the same, to train on before `prepare`."""
@@ -186,7 +196,12 @@ def require_attributes(
     names: Iterable[str], value: object, title: str, where: str = "model.py"
 ) -> None:
     """Raise `UserError` if an object from one of your files lacks one of the attributes `names`."""
-    missing = [name for name in names if not hasattr(value, name)]
-    if missing:
-        what = f"{title} has no {' and no '.join(missing)}"
-        raise UserError(what, where, "add it; engine/interfaces.py has the contract")
+    absent = [name for name in names if not hasattr(value, name)]
+    if absent:
+        raise missing(" and no ".join(absent), title, where)
+
+
+def missing(name: str, title: str, where: str = "dataset.py") -> UserError:
+    """Return the error of something that one of your files must define."""
+    remedy = "add it; engine/interfaces.py has the contract"
+    return UserError(f"{title} has no {name}", where, remedy)

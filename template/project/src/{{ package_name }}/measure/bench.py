@@ -109,7 +109,7 @@ class Bench:
             rows[name] = self.stored(name, spans)
             if change is not None:
                 rows[name] = change(name, rows[name])
-        if hasattr(samples, "host"):
+        if samples.host is not None:
             rows = samples.host(rows, indices, epoch)
         return deliver(samples, rows, indices, CPU)
 

@@ -260,7 +260,7 @@ def check_padding(bench: Bench) -> str:
 def check_future(bench: Bench) -> str:
     """Stored rows from a target on do not affect its prediction."""
     numbers = np.array(bench.numbers("train", FEW))
-    decodes = hasattr(bench.samples["train"], "host")
+    decodes = bench.samples["train"].host is not None
     looked = 0
     for array, spans in bench.samples["train"].spans(numbers, 0).items():
         lengths = spans.num_rows().reshape(len(numbers), -1).max(1)

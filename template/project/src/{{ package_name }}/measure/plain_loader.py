@@ -37,7 +37,7 @@ class Reader(Dataset):
             if name not in self.maps:
                 self.maps[name] = mapped(self.store.arrays[name])
             rows[name] = gather(self.maps[name], spans)
-        host = getattr(self.samples, "host", None)
+        host = self.samples.host
         if host is not None:
             rows = host(rows, indices, epoch)
         return rows

@@ -78,6 +78,11 @@ class Meter:
             self._values.setdefault(name, []).append((total.detach(), count))
         self.num_batches += 1
 
+    def add_value(self, name: str, value: float | Tensor) -> None:
+        """Remember a number of the current step."""
+        one = torch.ones((), device=self.distributed.device)  # made there, not copied
+        self._values.setdefault(name, []).append((one * value, one))
+
     def total_weight(self) -> Tensor:
         """Return the sum () of the weights of the current step's micro-batches."""
         if len(self.step_weights) == 1:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..data.order import make_order
 from ..errors import UserError
-from ..interfaces import require_attributes
+from ..interfaces import Samples, require_attributes
 
 if TYPE_CHECKING:
     import torch
@@ -59,7 +59,9 @@ class Project:
         """
         require_attributes(("Samples",), self.dataset, "the file", "dataset.py")
         samples = self.dataset.Samples(self.store, self.settings, split)
-        require_attributes(("__len__", "spans", "batch"), samples, "Samples", "dataset.py")
+        if not isinstance(samples, Samples):
+            remedy = "begin it with `class Samples(interfaces.Samples):`"
+            raise UserError("Samples is not one of interfaces.Samples", "dataset.py", remedy)
         samples.training = train
         if not len(samples):
             what = f"the {split} split has no samples"

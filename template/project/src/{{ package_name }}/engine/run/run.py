@@ -214,6 +214,14 @@ class Run:
         total_weight = distributed.sum_over_ranks(self.meter.total_weight()).clamp(min=1)
         return total_weight / (distributed.world * self.step_fraction)
 
+    def log_value(self, name: str, value: float | Tensor) -> None:
+        """Add a number () of this step to the next record, which has the mean over steps and ranks.
+
+        All ranks call it, with any name that is not a column of the record. Nothing waits for the
+        GPU before that record.
+        """
+        self.meter.add_value(name, value)
+
     def end_step(self, norm: Tensor) -> None:
         """Count a step. norm: of its gradients."""
         self.agree()
