@@ -62,7 +62,7 @@ def read(workload: str, numbers: list[int], split: str = "validation") -> dict[s
     for name, spans in of_split.spans(indices, 0).items():
         source = engine_rows.mapped(store(workload).arrays[name])
         rows[name] = engine_rows.gather(source, spans)
-    if hasattr(of_split, "host"):
+    if of_split.host is not None:
         rows = of_split.host(rows, indices, 0)
     return engine_rows.deliver(of_split, rows, indices, CPU)
 
