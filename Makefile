@@ -57,7 +57,7 @@ lint: $(READY) ## style, spelling and types of the repository and of every part
 	$(BIN)/python tools/link.py build/linked
 	$(BIN)/mypy
 	$(BIN)/mypy benchmarks/gpu/*.py
-	$(BIN)/python -m pytest --quiet tests/test_tier_a.py::test_types
+	$(BIN)/python -m pytest --quiet tests/rendering/test_tier_a.py::test_types
 
 docs: $(DOCS) ## build the site of docs/ and the README into build/site; a broken link is an error
 	.venv-docs/bin/python tools/build_site.py build/site

@@ -35,7 +35,7 @@ import h5py
 import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / path) for path in ("tests", "tools", "benchmarks")]
+sys.path[:0] = [str(ROOT / path) for path in ("tools", "benchmarks")]
 
 from loop import interval  # noqa: E402
 from publish import command_line, machine, publish  # noqa: E402

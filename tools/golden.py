@@ -2,7 +2,7 @@
 
     python tools/golden.py v0.1.0 .                    # a git revision against the working tree
     python tools/golden.py v0.1.0 . --only llm,graph --cells fp32,lightning
-    python tools/golden.py --write                     # the curves that tests/test_golden.py keeps
+    python tools/golden.py --write                     # the curves that tests/training/test_golden.py keeps
 
 OLD and NEW are git revisions, `.` for the working tree, or folders with a copier.yml. Each renders
 the same answers, synthesizes its own data and trains the same few steps on one thread. Equal must
@@ -33,7 +33,7 @@ from safetensors.torch import load_file
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
-CURVES = ROOT / "tests/golden/curves.json"
+CURVES = ROOT / "tests/training/curves.json"
 CURVE_STEPS = 15
 PRECISIONS = ("fp32", "fp16", "bf16", "fp8")
 # What the other loaders and frameworks are compared in.
@@ -285,7 +285,7 @@ def plan(old: Tree, new: Tree) -> Iterator[tuple[str, tuple[Tree, Cell], tuple[T
             print(f"skipped: {name} {', '.join(alone)} of {tree.revision} alone")
     for workload in new.choices("workload"):
         if workload not in TINY:
-            print(f"skipped: {workload} has no small sizes in tests/test_tier_b.py")
+            print(f"skipped: {workload} has no small sizes in tests/training/test_tier_b.py")
             continue
         precisions = [precision for precision in PRECISIONS if possible(workload, precision)]
         first = Cell(workload, "fp32", common["loader"][0], common["framework"][0])

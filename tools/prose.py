@@ -4,7 +4,7 @@
     python tools/prose.py docs       # only those of files whose path starts with `docs`
 
 tools/prose.yml has the words with their replacements, and the files in which some are still
-allowed. tests/test_prose.py holds these numbers, which can only become smaller.
+allowed. tests/documents/test_prose.py holds these numbers, which can only become smaller.
 """
 
 from __future__ import annotations

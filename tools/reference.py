@@ -3,7 +3,7 @@
 Names, types, ranges, defaults, flags, answers and figures come from rendered projects, from
 copier.yml and from the table of GPUs. What a setting means is its description in the schema.
 What the code does not say in words, such as what a file of a run contains, is in reference.yml;
-tests/test_reference.py compares its names with what a run of each workload writes.
+tests/documents/test_reference.py compares its names with what a run of each workload writes.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]
+sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "benchmarks")]
 
 from publish import keep, machine, tables  # noqa: E402
 

@@ -1,7 +1,7 @@
 """What other people's projects and scripts rely on: names and values that may be added to, never
 taken away.
 
-python tests/test_api_snapshot.py    # writes api_snapshot.json again, after an addition
+python tests/rendering/test_api_snapshot.py    # writes api_snapshot.json again, after an addition
 """
 
 import dataclasses

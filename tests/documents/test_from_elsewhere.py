@@ -24,7 +24,7 @@ from test_shell import shell
 from torch.nn import functional
 from workload import Batch, Workload
 
-BEFORE = REPOSITORY / "tests/before"
+BEFORE = REPOSITORY / "tests/documents/before"
 IGNORE = -100
 STILL = ("--training.max_steps", "1", "--optimizer.learning_rate", "1e-30")  # changes no weight
 CLOSE = {"atol": 1e-6, "rtol": 1e-6}

@@ -17,7 +17,7 @@ STEPS = 3
 WITHOUT_AVX512 = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
 WITHOUT_AVX = {"ONEDNN_MAX_CPU_ISA": "SSE41", "ATEN_CPU_CAPABILITY": "default"}
 TWO_THREADS = {"OMP_NUM_THREADS": "2"}
-TOLERANCE = 2e-5  # as of tests/test_golden.py in fp32
+TOLERANCE = 2e-5  # as of tests/training/test_golden.py in fp32
 HALF_TOLERANCE = 5e-3
 
 

@@ -15,7 +15,7 @@ from test_tier_b import TINY
 from variants import SCRIPTS, choices
 
 WORKLOADS = choices("workload")
-SNAPSHOT = json.loads((REPOSITORY / "tests/api_snapshot.json").read_text(encoding="utf-8"))
+SNAPSHOT = json.loads((REPOSITORY / "tests/rendering/api_snapshot.json").read_text(encoding="utf-8"))
 SHORT = ("--training.max_steps", "2", "--checkpoint.every_steps", "1")
 # With an underscore, as no other constant of these modules, except for names of `os.sysconf`.
 VARIABLE = re.compile(r'"(?!SC_)([A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+)"')
@@ -33,7 +33,7 @@ def test_pages_are_what_the_code_says(name):
     assert is_current, f"docs/reference/{name} differs from the code: run `{reference.COMMAND}`"
 
 
-# ---- names: tests/api_snapshot.json has them independently --------------------------------------
+# ---- names: tests/rendering/api_snapshot.json has them independently --------------------------------------
 
 
 @pytest.mark.parametrize(
