@@ -21,13 +21,13 @@ from types import SimpleNamespace
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "benchmarks")]
+sys.path.insert(0, str(ROOT / "tools"))
 
 import torch  # noqa: E402
 from importing import imported  # noqa: E402
 from publish import command_line, machine, publish  # noqa: E402
 from rendering import render  # noqa: E402
-from test_tier_b import TINY  # noqa: E402
+from sizes import TINY  # noqa: E402
 
 SECONDS = 0.5  # of steps in a round
 

@@ -34,7 +34,7 @@ from typing import Any
 from unittest import mock
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "benchmarks")]
+sys.path.insert(0, str(ROOT / "tools"))
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402

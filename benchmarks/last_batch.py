@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "benchmarks")]
+sys.path.insert(0, str(ROOT / "tools"))
 
 import numpy as np  # noqa: E402
 from importing import imported  # noqa: E402

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "benchmarks")]
+sys.path.insert(0, str(ROOT / "tools"))
 
 from publish import command_line, machine, publish  # noqa: E402
 

@@ -35,7 +35,7 @@ from typing import Any
 import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "benchmarks")]
+sys.path.insert(0, str(ROOT / "tools"))
 
 from forks import in_fork  # noqa: E402
 from publish import command_line, machine, publish  # noqa: E402

@@ -35,13 +35,13 @@ import h5py
 import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / path) for path in ("tools", "benchmarks")]
+sys.path.insert(0, str(ROOT / "tools"))
 
 from loop import interval  # noqa: E402
 from publish import command_line, machine, publish  # noqa: E402
 from rendering import render  # noqa: E402
 from running import losses, rows, run  # noqa: E402
-from test_script import CASES, run_script  # noqa: E402
+from scripts import CASES, run_script  # noqa: E402
 
 STEPS = 300
 EVERY = 20

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path += [str(ROOT / "tools"), str(ROOT / "benchmarks")]
+sys.path.append(str(ROOT / "tools"))
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 BATCH = 16

@@ -24,12 +24,10 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-sys.path[:0] = [
-    str(Path(__file__).resolve().parent.parent / name) for name in ("tests", "benchmarks")
-]
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 
-from golden import Cell, Tree, Trials  # noqa: E402
-from publish import machine, tables  # noqa: E402
+from golden import Cell, Tree, Trials
+from publish import machine, tables
 
 PARTS = {  # workload, loader, steps of a run
     "loop": ("tabular", "memmap", 3000),

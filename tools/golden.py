@@ -32,7 +32,6 @@ import yaml
 from safetensors.torch import load_file
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "tests"))
 CURVES = ROOT / "tests/training/curves.json"
 CURVE_STEPS = 15
 PRECISIONS = ("fp32", "fp16", "bf16", "fp8")
@@ -183,7 +182,7 @@ class Trials:
     def flags(self, tree: Tree, cell: Cell) -> list[str]:
         """Small sizes, a row of metrics each step, and the defaults of the version that is
         followed."""
-        from test_tier_b import EMULATED, TINY
+        from sizes import EMULATED, TINY
 
         every = str(max(self.steps // 2, 1))
         words = [
@@ -274,7 +273,7 @@ def _readable(value: str) -> str:
 
 def plan(old: Tree, new: Tree) -> Iterator[tuple[str, tuple[Tree, Cell], tuple[Tree, Cell]]]:
     """What is to be equal: a name, and two runs. Print what only one of the versions has."""
-    from test_tier_b import TINY
+    from sizes import TINY
 
     common = {
         name: [c for c in new.choices(name) if c in old.choices(name)] for name in Cell._fields
@@ -285,7 +284,7 @@ def plan(old: Tree, new: Tree) -> Iterator[tuple[str, tuple[Tree, Cell], tuple[T
             print(f"skipped: {name} {', '.join(alone)} of {tree.revision} alone")
     for workload in new.choices("workload"):
         if workload not in TINY:
-            print(f"skipped: {workload} has no small sizes in tests/training/test_tier_b.py")
+            print(f"skipped: {workload} has no small sizes in tools/sizes.py")
             continue
         precisions = [precision for precision in PRECISIONS if possible(workload, precision)]
         first = Cell(workload, "fp32", common["loader"][0], common["framework"][0])

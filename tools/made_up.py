@@ -117,3 +117,17 @@ def with_cell(name: str, cell: str, row: int = 7) -> str:
     table = columns()
     table[name][row - 1] = cell
     return lines(table)
+
+
+QUARTER = 900
+START = np.datetime64("2024-01-01T00:00:00")
+GRID = START + QUARTER * np.arange(1000)
+
+
+def jittered(seed: int = 0, most: int = 40) -> np.ndarray:
+    return GRID + np.random.default_rng(seed).integers(-most, most + 1, len(GRID))
+
+
+def series(times: Any) -> str:
+    """Rows of these times, whose values are random."""
+    return lines({"date": list(times), "a": values(len(times))[:, 0].tolist()})

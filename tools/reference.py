@@ -20,14 +20,11 @@ from types import ModuleType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
 import yaml
+from importing import imported
+from rendering import questions, render
+from variants import SCRIPTS, choices, extras, families, gpus, offered
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "tests"))
-
-from importing import imported  # noqa: E402
-from rendering import questions, render  # noqa: E402
-from variants import SCRIPTS, choices, extras, families, gpus, offered  # noqa: E402
-
 FOLDER = ROOT / "docs/reference"
 COMMAND = "make reference"
 NOTE = f"<!-- Written by `{COMMAND}`; edit the code or tools/reference.yml instead. -->"

@@ -321,3 +321,7 @@ def documented(page: Path) -> list[list[str]]:
     blocks = re.findall(r"```sh\n(.+?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     lines = "".join(blocks).splitlines()
     return [shlex.split(line)[3:] for line in lines if line.startswith(f"python -m {PACKAGE} ")]
+
+
+def status(folder: Path) -> dict[str, Any]:
+    return json.loads((newest_run(folder) / "status.json").read_text())

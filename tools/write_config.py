@@ -4,21 +4,18 @@ changed.
 The file has every setting of every variant; conditions of Jinja choose those of a project.
 """
 
-import sys
 import textwrap
 from collections.abc import Iterable
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import yaml
+from importing import imported
+from rendering import render
+from variants import choices
+
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "tests"))
-
-import yaml  # noqa: E402
-from importing import imported  # noqa: E402
-from rendering import render  # noqa: E402
-from variants import choices  # noqa: E402
-
 FILE = ROOT / "template/parts/config/settings.yaml"
 # Answers that change settings, apart from workload and loader: how Jinja asks for each.
 PARTS = {

@@ -19,7 +19,7 @@ import yaml
 from forking import forked_trials
 from importing import imported
 from running import PACKAGE, check_run, one_error, painted, run
-from test_tier_b import TINY
+from sizes import TINY
 from variants import choices, gpus, name, pairwise
 
 TWICE = (*split("--steps 2 --warmup 1 --processes 2"), *TINY["tabular"])

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import pytest
 from rendering import render, replace
 from running import check_run, one_error, run
-from test_tier_b import TINY
+from sizes import TINY
 from variants import choices
 
 CHECK = {"extras": ["check"]}

@@ -14,7 +14,7 @@ import torch
 from importing import imported
 from rendering import replace
 from running import PACKAGE, check_run, one_error, run
-from test_tier_b import TINY
+from sizes import TINY
 from torch import nn
 from torch.nn import functional
 from variants import choices

@@ -14,7 +14,7 @@ from importing import imported
 from rendering import REPOSITORY, render, replace
 from running import check_run, documented, newest_run
 from safetensors.torch import load_file
-from test_tier_b import TINY
+from sizes import TINY
 from variants import choices
 
 EXPORT = {"extras": ["export"], "loader": "dataloader"}

@@ -12,7 +12,7 @@ import rendering
 import torch
 from importing import imported
 from running import check_run
-from test_tier_b import TINY
+from sizes import TINY
 from torch import nn
 from variants import name, pairwise
 

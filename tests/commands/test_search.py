@@ -17,7 +17,7 @@ import yaml
 from forking import forked_trainings
 from importing import imported
 from running import PACKAGE, check_run, evaluations, one_error, run, start, until
-from test_tier_b import TINY
+from sizes import TINY
 from variants import choices, name
 
 SHORT = (

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 from rendering import render
 from running import PACKAGE, Result, Running, one_error, run, start
-from test_tier_b import TINY
+from sizes import TINY
 from variants import choices
 
 TABULAR = render(workload="tabular")

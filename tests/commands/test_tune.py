@@ -13,7 +13,7 @@ import rendering
 from forking import forked_trials
 from importing import imported
 from running import PACKAGE, check_run, painted
-from test_tier_b import TINY
+from sizes import TINY
 from variants import choices, name, pairwise
 
 

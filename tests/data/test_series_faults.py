@@ -14,25 +14,24 @@ import pyarrow.csv
 import pyarrow.parquet
 import pytest
 import stocks
-from made_up import contents, lines, prepare, prepared, store, values, written
+from made_up import (
+    GRID,
+    contents,
+    jittered,
+    lines,
+    prepare,
+    prepared,
+    series,
+    store,
+    values,
+    written,
+)
 from running import one_error
 from workload import Workload
 
 SERIES = Workload("timeseries")
 WINDOWS = Workload("windows")
-QUARTER = 900
-START = np.datetime64("2024-01-01T00:00:00")
-GRID = START + QUARTER * np.arange(1000)
 SMALL = ("--model.width", "8", "--training.max_steps", "6", "--evaluation.every_steps", "6")
-
-
-def jittered(seed: int = 0, most: int = 40) -> np.ndarray:
-    return GRID + np.random.default_rng(seed).integers(-most, most + 1, len(GRID))
-
-
-def series(times: Any) -> str:
-    """Rows of these times, whose values are random."""
-    return lines({"date": list(times), "a": values(len(times))[:, 0].tolist()})
 
 
 # ---- times around a grid -------------------------------------------------------------------------

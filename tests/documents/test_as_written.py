@@ -11,10 +11,8 @@ import pytest
 import torch
 from ranks import free_port
 from rendering import REPOSITORY, questions, render, template
-from running import evaluation_of, resumes
-from terminal import ENTER, Terminal
-from test_distributed import status
-from test_interview import asked
+from running import evaluation_of, resumes, status
+from terminal import ENTER, Terminal, asked
 from test_pages import command_lines
 
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")

@@ -66,6 +66,17 @@ def test_every_page_is_in_the_navigation_once():
     assert set(DOCS.rglob("*.md")) - {DOCS / "README.md"} <= set(listed)
 
 
+def test_folders_of_tests_are_described_and_files_have_names_of_their_own():
+    """Faults name a test by its file."""
+    tests = REPOSITORY / "tests"
+    listed = re.findall(r"^\| `(\w+)/` \|", (tests / "README.md").read_text(), re.MULTILINE)
+    folders = {path.parent.relative_to(tests).parts[0] for path in tests.glob("*/**/*.py")}
+    assert set(listed) == folders
+    assert problems(tests / "README.md") == []
+    names = [path.name for path in tests.rglob("test_*.py")]
+    assert len(names) == len(set(names))
+
+
 def test_the_site_has_every_page_and_no_link_of_it_is_lost(tmp_path):
     build_site.copy_pages(tmp_path)
     pages = sorted(tmp_path.rglob("*.md"))

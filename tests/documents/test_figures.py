@@ -19,14 +19,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-import test_llm
-import test_seq2seq
 import torch
 import yaml
 from rendering import document, render
 from running import PACKAGE, evaluation_of, rows, start
-from test_script import start_script
+from scripts import start_script
+from sizes import GPT2
 from variants import gpus
+from workload import Workload
 
 Found = dict[str, float]  # by name; an int is a count
 FIGURE = r"(−?[\d,]*\.?\d+(?:e-\d+)?)"
@@ -175,22 +175,24 @@ def sizes(place: Path) -> Found:
     """Millions of parameters, of models without memory; GB of weights, gradients and AdamW's
     averages."""
     figures = Found()
-    build_gpt = test_llm.module("model").build_model
-    build_t5 = test_seq2seq.module("model").build_model
+    llm = Workload("llm")
+    seq2seq = Workload("seq2seq")
+    build_gpt = llm.module("model").build_model
+    build_t5 = seq2seq.module("model").build_model
     with torch.device("meta"):
         for size in ("tiny", "small", "medium", "large"):
             vocabulary = 257 if size == "tiny" else 50_257
-            facts = test_llm.facts(vocabulary)
+            facts = {"vocabulary": vocabulary}
             chosen = ("--model.size", size)
-            figures[size] = millions(build_gpt(test_llm.settings(*chosen), facts))
-            gpt2 = build_gpt(test_llm.settings(*chosen, *test_llm.GPT2), facts)
+            figures[size] = millions(build_gpt(llm.settings(*chosen), facts))
+            gpt2 = build_gpt(llm.settings(*chosen, *GPT2), facts)
             rows, width = gpt2.embedding.weight.shape
             # GPT-2 has no rows but those of its tokens.
             figures[f"{size} gpt2"] = millions(gpt2) - (rows - vocabulary) * width / 1e6
             figures["rows"] = rows - vocabulary
         for size in ("base", "large"):
-            settings = test_seq2seq.settings("--model.size", size)
-            t5 = build_t5(settings, test_seq2seq.facts(vocabulary=32_128))
+            facts = {"vocabulary": 32_128, "start": 0, "end": 1, "longest": 512}
+            t5 = build_t5(seq2seq.settings("--model.size", size), facts)
             figures[f"T5 {size}"] = 16 * millions(t5) / 1e3
     return figures | {"saved": figures["T5 large"] / 2}
 

@@ -19,8 +19,8 @@ from importing import imported
 from rendering import REPOSITORY, document, render
 from running import check_run, documented, evaluation_of, newest_run
 from safetensors.torch import save_file
+from shells import shell
 from sklearn.datasets import load_digits
-from test_shell import shell
 from torch.nn import functional
 from workload import Batch, Workload
 

@@ -23,9 +23,9 @@ from running import (
     evaluation_of,
     newest_run,
 )
+from shells import shell
 from test_from_elsewhere import quoted, replace_model_settings
 from test_own_data import CODE
-from test_shell import shell
 from variants import choices
 
 FILES = ("dataset.py", "model.py", "commands/prepare.py")

@@ -1,25 +1,14 @@
 """A model of the user's own: the documented example runs, and a forgotten mask is found."""
 
 import re
-import shutil
-from pathlib import Path
 
 import pytest
 from forking import run_pytest
-from rendering import REPOSITORY, render
+from own_model import EXAMPLE, SHORT, project_with
 from running import check_run, evaluation_of, newest_run
-from test_shell import shell
+from shells import shell
 
-SHORT = ("train", "--training.max_steps", "40", "--schedule.warmup_steps", "5")
 MASK = " * present  # 0 for padding rows"
-PAGE = (REPOSITORY / "docs/how-to/own-model.md").read_text(encoding="utf-8")
-(EXAMPLE,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-
-
-def project_with(folder: Path, model: str) -> Path:
-    project = shutil.copytree(render(workload="tabular"), folder / "project")
-    (project / "src/my_training/model.py").write_text(model, encoding="utf-8")
-    return project
 
 
 WITHOUT_METRICS = re.sub(r"return Output\(.*\)", "return Output(loss, total_weight)", EXAMPLE)

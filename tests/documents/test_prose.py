@@ -1,12 +1,7 @@
 """What people read has the field's words and sentences that one breath can hold."""
 
-import sys
-
-from rendering import REPOSITORY
-
-sys.path.insert(0, str(REPOSITORY / "tools"))
-
 import prose
+from rendering import REPOSITORY
 
 
 def test_words_and_sentences() -> None:

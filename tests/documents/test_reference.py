@@ -11,11 +11,13 @@ import reference
 import torch
 from rendering import REPOSITORY, render
 from running import EXAMPLES, check_run, last_checkpoint, newest_run, rows
-from test_tier_b import TINY
+from sizes import TINY
 from variants import SCRIPTS, choices
 
 WORKLOADS = choices("workload")
-SNAPSHOT = json.loads((REPOSITORY / "tests/rendering/api_snapshot.json").read_text(encoding="utf-8"))
+SNAPSHOT = json.loads(
+    (REPOSITORY / "tests/rendering/api_snapshot.json").read_text(encoding="utf-8")
+)
 SHORT = ("--training.max_steps", "2", "--checkpoint.every_steps", "1")
 # With an underscore, as no other constant of these modules, except for names of `os.sysconf`.
 VARIABLE = re.compile(r'"(?!SC_)([A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+)"')

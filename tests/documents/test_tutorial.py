@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from copiers import _clean_home, commit  # noqa: F401
 from rendering import REPOSITORY, render, template
 from running import check_run
-from test_shell import shell
-from test_update import _clean_home, commit  # noqa: F401  # a fixture
+from shells import shell
 
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
 RUN = re.compile(r"runs/[\d_-]+")

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from rendering import render_into, replace
 from running import report_of
-from test_script import CASES
-from test_shell import shell
+from scripts import CASES
+from shells import shell
 from variants import choices
 
 

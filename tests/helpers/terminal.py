@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pexpect
 import pyte
+from rendering import questions
 
 COLUMNS = 80
 ROWS = 30
@@ -68,3 +69,14 @@ class Terminal:
 
     def shows(self, text: str, seconds: float = DEADLINE) -> list[str]:
         return self.until(repr(text), lambda lines: any(text in line for line in lines), seconds)
+
+
+def asked(interview: Terminal, question: str) -> None:
+    """Holds that the whole help of `question` is on the screen, each line of its own."""
+    first, *others = questions()[question]["help"].strip().splitlines()
+
+    def whole(lines: list[str]) -> bool:
+        starts = [number + 1 for number, line in enumerate(lines) if line.endswith(first)]
+        return any(lines[start : start + len(others)] == others for start in starts)
+
+    interview.until("\n".join([first, *others]), whole)

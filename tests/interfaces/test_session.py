@@ -15,7 +15,8 @@ import pytest
 import torch
 from rendering import render
 from running import check_run, evaluations, losses, weights
-from test_tier_b import SHORT, TINY, place  # noqa: F401
+from sizes import TINY
+from synthetic import SHORT, place  # noqa: F401
 from torch import Tensor
 from variants import choices
 

@@ -11,7 +11,7 @@ import torch
 from fakes import CPU, LOADERS, OneOf
 from importing import imported
 from rendering import render, scratch
-from test_tier_b import TINY
+from sizes import TINY
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves

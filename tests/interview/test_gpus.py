@@ -1,14 +1,11 @@
 """The GPU table and the one rule that picks a precision, as they are in a rendered project."""
 
-import sys
 from typing import Any
 
 import pytest
-from importing import imported
-from rendering import REPOSITORY, render
-
-sys.path.append(str(REPOSITORY / "tools"))
 from gpu_table import CARDS, lines
+from importing import imported
+from rendering import render
 
 PROJECT = render(workload="llm")
 gpus = imported(PROJECT, "engine.compute.gpus")

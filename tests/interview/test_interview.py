@@ -6,9 +6,9 @@ import sys
 
 import pytest
 import yaml
+from copiers import COPIERS, _clean_home, commit, copied, run_copier  # noqa: F401
 from rendering import template
-from terminal import CLEAR, DOWN, ENTER, Terminal
-from test_update import COPIERS, _clean_home, commit, copied, run_copier  # noqa: F401  # a fixture
+from terminal import CLEAR, DOWN, ENTER, Terminal, asked
 from variants import choices, families, offered, questions
 
 POINTER = " » "
@@ -29,17 +29,6 @@ def labels(question: str, family: str | None = None) -> list[str]:
 def interview(tmp_path):
     with Terminal([*COPY, str(template()), "project"], tmp_path) as terminal:
         yield terminal
-
-
-def asked(interview: Terminal, question: str) -> None:
-    """Holds that the whole help of `question` is on the screen, each line of its own."""
-    first, *others = questions()[question]["help"].strip().splitlines()
-
-    def whole(lines: list[str]) -> bool:
-        starts = [number + 1 for number, line in enumerate(lines) if line.endswith(first)]
-        return any(lines[start : start + len(others)] == others for start in starts)
-
-    interview.until("\n".join([first, *others]), whole)
 
 
 def pointed(lines: list[str]) -> list[str]:

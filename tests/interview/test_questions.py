@@ -11,22 +11,12 @@ from pathlib import Path
 import pytest
 import yaml
 from copier import run_copy
+from copiers import _clean_home, refusal, run_copier  # noqa: F401
 from packaging.specifiers import SpecifierSet
-from rendering import REPOSITORY, render, render_into, template
-from test_update import _clean_home, run_copier  # noqa: F401  # a fixture
+from rendering import REPOSITORY, render, template
 from variants import choices, gpus, impossible
 
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "fp8")
-
-
-def refusal(folder: Path, **answers: object) -> str:
-    """The text with which Copier's API refuses `answers`; fails where it takes them or writes
-    something."""
-    target = folder / "project"
-    with pytest.raises(ValueError, match=r"Invalid choice|Validation error") as caught:
-        render_into(target, **answers)
-    assert not target.exists()
-    return str(caught.value)
 
 
 # ---- precision by GPU --------------------------------------------------------------------------

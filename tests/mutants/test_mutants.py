@@ -25,6 +25,7 @@ from quick_copier import COMPILED
 from rendering import REPOSITORY, copy_template
 
 TESTS = REPOSITORY / "tests"
+TOOLS = REPOSITORY / "tools"
 # One failing example is enough: no shorter one is looked for.
 hypothesis.settings.register_profile(
     "fault", phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate]
@@ -74,6 +75,13 @@ def outcome(test: str, template: Path, folder: Path) -> tuple[int, str]:
     return os.waitstatus_to_exitcode(status), log.read_text()
 
 
+def node_id(test: str) -> str:
+    """Of a test that is named with its file alone: no two files of tests have one name."""
+    file, _, case = test.partition("::")
+    (path,) = TESTS.rglob(file)
+    return f"{path}::{case}"
+
+
 def run_test(test: str, template: Path, folder: Path, log: Path) -> int:
     gc.freeze()
     handle = os.open(log, os.O_WRONLY | os.O_CREAT)
@@ -87,13 +95,13 @@ def run_test(test: str, template: Path, folder: Path, log: Path) -> int:
     hypothesis.settings.load_profile("fault")
     # What is loaded so far comes from the true template.
     for name, module in list(sys.modules.items()):
-        file = getattr(module, "__file__", None)
-        if name.startswith("rendered_") or (file and Path(file).is_relative_to(TESTS)):
+        folders = Path(getattr(module, "__file__", None) or "/").parents
+        if name.startswith("rendered_") or TESTS in folders or TOOLS in folders:
             del sys.modules[name]
     importlib.import_module("quick_copier").COMPILED.update(COMPILED)
     options = ["-xq", "--tb=line", "--assert=plain", "-p", "no:cacheprovider"]
     options += [f"--rootdir={REPOSITORY}", f"--basetemp={folder / 'pytest'}"]
-    return int(pytest.main([*options, str(TESTS / test)]))
+    return int(pytest.main([*options, node_id(test)]))
 
 
 # Of each family `make test` tries one: these, whose tests take least, else the first.

@@ -26,8 +26,8 @@ from importing import imported
 from made_up import files_of
 from rendering import render
 from running import PATIENCE, Result, Running, newest_run, one_error, start
+from scripts import result_of, script, send, series, start_script, words_of
 from test_resume import OPTIONS
-from test_script import result_of, script, send, series, start_script, words_of
 from torch import nn
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)

@@ -19,8 +19,8 @@ import torch
 from ranks import run_ranks
 from rendering import render
 from running import run
-from test_script import CASES, result_of, run_script, script, words_of
-from test_tier_b import TINY
+from scripts import CASES, result_of, run_script, script, words_of
+from sizes import TINY
 from torch.optim import optimizer as optimizers
 
 FLAGS = (

@@ -38,7 +38,7 @@ from running import (
     until,
     weights,
 )
-from test_tier_b import TINY
+from sizes import TINY
 from variants import choices
 
 OPTIONS = (

@@ -1,67 +1,8 @@
-"""What other people's projects and scripts rely on: names and values that may be added to, never
-taken away.
+"""Names and values that other people's projects rely on: see tools/api_snapshot.py."""
 
-python tests/rendering/test_api_snapshot.py    # writes api_snapshot.json again, after an addition
-"""
-
-import dataclasses
-import itertools
 import json
-import re
-import runpy
-from pathlib import Path
-from typing import Any
 
-from importing import imported
-from rendering import REPOSITORY, questions, render
-from variants import PAIRWISE, SCRIPTS, choices, extras, pairwise, structural
-
-KINDS = "paths", "config", "environment", "profiles", "targets", "commands", "script"
-SNAPSHOT = Path(__file__).with_suffix(".json").with_name("api_snapshot.json")
-
-
-def current() -> dict[str, Any]:
-    """The public names of the template as it stands."""
-    names: dict[str, set[str]] = {kind: set() for kind in KINDS}
-    # A path depends on two answers at most.
-    script = {"workload": SCRIPTS[0], "layout": "script"}
-    for answers in (*pairwise(*structural(), *PAIRWISE), script):
-        project = render(**answers)
-        files = {path.relative_to(project) for path in project.rglob("*") if path.is_file()}
-        names["paths"] |= {str(path) for path in files if "__pycache__" not in path.parts}
-    trackers = itertools.cycle(choices("tracker"))
-    for workload, tracker in zip(choices("workload"), trackers, strict=False):
-        answers = {"workload": workload, "tracker": tracker, "distributed": "ddp"}
-        answers |= {"precision": "fp8"} if workload == "llm" else {}
-        project = render(**answers, extras=extras(workload))
-        config = imported(project, "config")
-        names["config"] |= config.SETTINGS.keys()
-        names["environment"] |= {*config.ENVIRONMENT, imported(project, "engine.runs").ROOT}
-        names["profiles"] |= config.load(project / "config.yaml").profiles.keys()
-        makefile = (project / "Makefile").read_text(encoding="utf-8")
-        names["targets"] |= set(re.findall(r"^([a-z-]+):", makefile, flags=re.MULTILINE))
-        names["commands"] |= {path.stem for path in project.glob("src/*/commands/[a-z]*.py")}
-    for workload in SCRIPTS:
-        names["script"] |= script_settings(workload)
-    asked = {question: sorted(choices(question)) for question in questions()}
-    return {"questions": asked, **{kind: sorted(values) for kind, values in names.items()}}
-
-
-def script_settings(workload: str) -> set[str]:
-    """Flags of a script."""
-    module = runpy.run_path(str(render(workload=workload, layout="script") / "train.py"))
-    fields = dataclasses.fields(module["Settings"])
-    return {"resume", "benchmark", "rounds", "no_optimize", *(field.name for field in fields)}
-
-
-def flat(content: Any, prefix: str = "") -> set[str]:
-    """`{"questions": {"gpu": ["v100"]}}` → `{"questions: gpu", "questions: gpu: v100"}`."""
-    if isinstance(content, dict):
-        nested = [
-            flat(value, f"{prefix}{key}: ") | {f"{prefix}{key}"} for key, value in content.items()
-        ]
-        return set().union(*nested)
-    return {f"{prefix}{value}" for value in content}
+from api_snapshot import SNAPSHOT, current, flat
 
 
 def test_nothing_public_was_taken_away_or_left_out():
@@ -70,10 +11,4 @@ def test_nothing_public_was_taken_away_or_left_out():
     removed = sorted(committed - now)
     assert not removed, f"projects in the field rely on these; they stay: {removed}"
     added = sorted(now - committed)
-    assert not added, f"new; commit them with `python tests/{Path(__file__).name}`: {added}"
-
-
-if __name__ == "__main__":
-    text = json.dumps(current(), indent=1, ensure_ascii=False)
-    SNAPSHOT.write_text(f"{text}\n", encoding="utf-8")
-    print(f"wrote {SNAPSHOT.relative_to(REPOSITORY)}; what it lost is in `git diff`")
+    assert not added, f"new; add them with `python tools/api_snapshot.py`: {added}"

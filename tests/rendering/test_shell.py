@@ -11,20 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from copiers import _clean_home  # noqa: F401
 from rendering import REPOSITORY, render, render_into
-from test_update import _clean_home  # noqa: F401  # a fixture
+from shells import SHELL, shell
 from variants import choices, structural
-
-# The environment of the tests, found by name as a user's active one is.
-SHELL = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-for inherited in ("ARGS", "MAKEFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "MFLAGS"):
-    SHELL.pop(inherited, None)  # of the `make test` around it
-
-
-def shell(folder: Path, *command: str) -> str:
-    done = subprocess.run(command, cwd=folder, env=SHELL, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 @pytest.mark.parametrize(

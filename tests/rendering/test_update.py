@@ -1,9 +1,6 @@
 """`copier update` as users run it: a template of two released versions, projects under git, no
 --trust."""
 
-import contextlib
-import io
-import json
 import os
 import re
 import shlex
@@ -16,18 +13,15 @@ from typing import Any
 import pytest
 import yaml
 from copier import VcsRef, run_update
-from copier._cli import CopierApp
+from copiers import COPIERS, OLD, commit, copied, git, in_process, run_copier
 from quick_copier import quickly
 from rendering import REPOSITORY, render, replace, template
 from test_tier_a import each_answer
 from variants import PAIRWISE, choices, impossible, structural
 
-OLD = "0.0.1"
 NEW = "0.0.2"
 CHANGE = ("update", "--defaults", "-r", ":current:", "-d")
 PAGE = (REPOSITORY / "docs/how-to/update.md").read_text(encoding="utf-8")
-LOWEST = REPOSITORY / ".venv-copier-lowest/bin/copier"
-COPIERS = {"newest": [sys.executable, "-m", "copier"], "lowest": [str(LOWEST)]}
 
 every_copier = pytest.mark.parametrize("copier", COPIERS)
 
@@ -35,37 +29,6 @@ every_copier = pytest.mark.parametrize("copier", COPIERS)
 def every_copier_of_all(test: Any) -> Any:
     """By the newest Copier in `make test`, by both in `make test-all`."""
     return pytest.mark.first(1)(every_copier(test))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _clean_home(tmp_path_factory):
-    """No settings of this machine's user: neither git's nor Copier's."""
-    with pytest.MonkeyPatch.context() as patch:
-        home = tmp_path_factory.mktemp("home")
-        for name in ("HOME", "XDG_CONFIG_HOME"):
-            patch.setenv(name, str(home))
-        patch.setenv("GIT_CONFIG_NOSYSTEM", "1")
-        patch.delenv("COPIER_SETTINGS_PATH", raising=False)  # may name templates that are trusted
-        for role in ("AUTHOR", "COMMITTER"):
-            patch.setenv(f"GIT_{role}_NAME", "tests")
-            patch.setenv(f"GIT_{role}_EMAIL", "tests@localhost")
-        yield
-
-
-def git(folder: Path, *arguments: str) -> str:
-    command = ["git", *arguments]
-    done = subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True)
-    return done.stdout
-
-
-def commit(folder: Path, tag: str = "") -> Path:
-    if not (folder / ".git").exists():
-        git(folder, "init", "--quiet", "--initial-branch=main")
-    git(folder, "add", "--all")
-    git(folder, "commit", "--quiet", "--allow-empty", "--message", tag or "work")
-    if tag:
-        git(folder, "tag", tag)
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -94,45 +57,6 @@ def base(upstream, tmp_path_factory):
 def project(base, tmp_path):
     """A copy of it, to change."""
     return shutil.copytree(base, tmp_path / "project")
-
-
-def run_copier(which: str, *arguments: str, cwd: Path) -> str:
-    """By the command line, without a terminal to ask on; what it says. Fails where Copier does, or
-    speaks of trust."""
-    if which == "newest":
-        said = in_process(*arguments, cwd=cwd)
-    else:
-        command = [*COPIERS[which], *arguments]
-        done = subprocess.run(command, cwd=cwd, check=True, capture_output=True, text=True)
-        said = done.stderr
-    assert "trust" not in said.lower()
-    return said
-
-
-def in_process(*arguments: str, cwd: Path) -> str:
-    """In this interpreter, where Copier is loaded."""
-    said = io.StringIO()
-    with contextlib.chdir(cwd), contextlib.redirect_stderr(said), quickly():
-        code = CopierApp.run(["copier", *arguments], exit=False)[1]
-    assert code == 0, said.getvalue()
-    return said.getvalue()
-
-
-def flags(answers: dict[str, Any]) -> list[str]:
-    """`-d name=value` for each; a list as YAML writes it in one line."""
-    words = []
-    for name, value in answers.items():
-        words += ["-d", f"{name}={value if isinstance(value, str) else json.dumps(value)}"]
-    return words
-
-
-def copied(
-    upstream: Path, folder: Path, version: str = OLD, which: str = "newest", **answers: Any
-) -> Path:
-    """A project of that version, committed."""
-    words = ("copy", "--defaults", "-r", version, *flags(answers), str(upstream), str(folder))
-    run_copier(which, *words, cwd=folder.parent)
-    return commit(folder)
 
 
 def answers_of(project: Path) -> dict[str, Any]:

@@ -23,20 +23,8 @@ import numpy as np
 import pytest
 import torch
 from running import Result, evaluations, last_checkpoint, losses, newest_run, one_error
-from test_script import (
-    CASES,
-    Before,
-    at_step,
-    every_script,
-    load_script,
-    nothing,
-    result_of,
-    run_script,
-    saved_steps,
-    script,
-    send,
-    words_of,
-)
+from scripts import CASES, Before, at_step, nothing, result_of, run_script, script, send, words_of
+from test_script import every_script, load_script, saved_steps
 
 MAIN = '\nif __name__ == "__main__":'
 

@@ -19,7 +19,8 @@ import h5py
 import numpy as np
 import pytest
 from running import Result, one_error
-from test_script import CASES, every_script, load_script, run_script, script
+from scripts import CASES, run_script, script
+from test_script import every_script, load_script
 
 Content = str | bytes | Callable[[Path], None]
 

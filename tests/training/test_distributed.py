@@ -5,7 +5,6 @@
 import errno
 import functools
 import importlib
-import json
 import os
 import resource
 import signal
@@ -36,11 +35,13 @@ from running import (
     resumes,
     rows,
     run,
+    status,
     step_of,
     until,
     weights,
 )
-from test_tier_b import TINY, place  # noqa: F401
+from sizes import TINY
+from synthetic import place  # noqa: F401
 from variants import choices, name, products
 
 CELLS = [
@@ -151,10 +152,6 @@ def assert_same(folder: Path, reference: Path) -> None:
     assert evaluations(folder) == evaluations(reference)
     assert weights(folder) == weights(reference)
     assert status(folder)["state"] == "finished"
-
-
-def status(folder: Path) -> dict[str, Any]:
-    return json.loads((newest_run(folder) / "status.json").read_text())
 
 
 @pytest.mark.parametrize("framework", choices("framework"))

@@ -22,7 +22,7 @@ from running import (
     run,
     weights,
 )
-from test_tier_b import TINY
+from sizes import TINY
 from variants import choices
 
 EMA = {"extras": ["ema"]}

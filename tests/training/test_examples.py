@@ -14,7 +14,7 @@ from importing import imported
 from ranks import run_ranks
 from rendering import render
 from running import EXAMPLES, check_run, losses, newest_run, painted, report_of, weights
-from test_tier_b import TINY
+from sizes import TINY
 from variants import choices
 
 SHORT = "--monitor.every_steps 5 --schedule.warmup_steps 2 --evaluation.every_steps 5"

@@ -5,9 +5,9 @@ import re
 import shutil
 
 import pytest
+from own_model import EXAMPLE, SHORT, project_with
 from rendering import render
 from running import one_error, run
-from test_own_model import EXAMPLE, SHORT, project_with
 
 FORWARD = "model.py, forward"
 PREDICT = "model.py, predict"

@@ -9,7 +9,7 @@ from importing import imported
 from ranks import run_ranks
 from rendering import render
 from running import check_run, evaluations, losses, one_error, run, weights
-from test_tier_b import TINY
+from sizes import TINY
 from torch import nn
 from variants import choices
 

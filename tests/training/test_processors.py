@@ -9,8 +9,9 @@ import pytest
 from fresh import Command, run_in
 from rendering import render
 from running import PACKAGE, check_run, losses, one_error
-from test_script import CASES, words_of
-from test_tier_b import TINY, place  # noqa: F401
+from scripts import CASES, words_of
+from sizes import TINY
+from synthetic import place  # noqa: F401
 from variants import choices
 
 STEPS = 3

@@ -22,80 +22,25 @@ from running import (
     newest_run,
     report_of,
     rows,
-    run,
     weights,
 )
+from sizes import EMULATED, TINY
+from synthetic import EVERY_STEP, SHORT
 from tiers import covering
 from variants import choices, name, pairs, products
 
 CELLS = products("workload", "loader", "framework", "precision")
 PAIRS = [CELLS[number] for number in sorted(covering([pairs(cell) for cell in CELLS]))]
-EMULATED = ("--training.fp8_emulation", "true")
-# Small enough for seconds, large enough to learn: flags of each workload for its synthetic data.
-TINY = {
-    "tabular": ("--data.batch_size", "128", "--model.width", "32", "--schedule.warmup_steps", "10"),
-    "llm": (
-        *("--data.sample_mb", "0.08", "--data.block_size", "32", "--data.batch_size", "8"),
-        *("--model.layers", "1", "--model.width", "128", "--schedule.warmup_steps", "10"),
-        *("--optimizer.learning_rate", "0.003"),
-        *("--evaluation.batch_size", "64"),
-    ),
-    "seq2seq": (
-        *("--data.sample_pairs", "300", "--data.batch_size", "2", "--evaluation.batch_size", "32"),
-        *("--model.layers", "1", "--model.hidden", "128", "--schedule.warmup_steps", "10"),
-        *("--optimizer.learning_rate", "0.003"),
-    ),
-    "graph": (
-        *("--data.batch_size", "4", "--model.width", "16", "--model.temporal_layers", "1"),
-        *("--schedule.warmup_steps", "10", "--optimizer.learning_rate", "3e-3"),
-    ),
-    "timeseries": (
-        *("--model.width", "16"),
-        *("--optimizer.learning_rate", "0.01", "--schedule.warmup_steps", "10"),
-    ),
-    "windows": (
-        *("--model.width", "16"),
-        *("--optimizer.learning_rate", "0.01", "--schedule.warmup_steps", "10"),
-    ),
-}
 Reference = tuple[list, list]
-EVERY_STEP = ("--monitor.every_steps", "1")
 LONG = (
     *EVERY_STEP,
     *("--training.max_steps", "60"),  # of 110 or more in an epoch
     *("--evaluation.every_steps", "25", "--checkpoint.every_steps", "20"),
 )
-SHORT = (
-    *EVERY_STEP,
-    *("--training.max_steps", "6"),
-    *("--evaluation.every_steps", "4", "--checkpoint.every_steps", "2"),
-)
 
 
 def train(project: Path, *words: str, cwd: Path, **more: Any) -> None:
     check_run(project, "train", *words, cwd=cwd, **more)
-
-
-@functools.cache
-def synthetic(workload: str, base: Path) -> Path:
-    """Synthetic data of a workload, written once; runs link to them."""
-    folder = base / workload
-    run(render(workload=workload), "train", "--max-steps", "1", *TINY[workload], cwd=folder)
-    return folder / "data"
-
-
-@pytest.fixture(scope="session")
-def place(tmp_path_factory):
-    """place(workload) is a new working folder with the workload's synthetic data in it."""
-    base = tmp_path_factory.mktemp("synthetic")
-    count = itertools.count()
-
-    def make(workload):
-        folder = tmp_path_factory.mktemp(f"run{next(count)}")
-        (folder / "data").symlink_to(synthetic(workload, base))
-        return folder
-
-    return make
 
 
 def project_of(cell: dict[str, str]) -> tuple[Path, tuple[str, ...]]:

@@ -28,7 +28,7 @@ from running import (
     weights,
 )
 from safetensors.torch import save_file
-from test_tier_b import TINY
+from sizes import TINY
 from variants import choices
 
 WORDS = (

@@ -7,11 +7,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from made_up import contents, files_of, lines, prepare, prepared, store, values, written
+from made_up import (
+    GRID,
+    contents,
+    files_of,
+    jittered,
+    lines,
+    prepare,
+    prepared,
+    series,
+    store,
+    values,
+    written,
+)
 from rendering import render
 from running import losses, one_error, run
 from test_lanes import model
-from test_series_faults import GRID, jittered, series
 from test_timeseries import GOOD, SMALL, text, windows
 from workload import Workload
 

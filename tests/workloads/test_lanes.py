@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from copiers import refusal
 from importing import imported
 from rendering import render
 from running import (
@@ -19,8 +20,7 @@ from running import (
     run,
     weights,
 )
-from test_questions import refusal
-from test_tier_b import TINY
+from sizes import TINY
 from variants import choices
 
 PROJECT = render(extras=["lanes"])

@@ -17,6 +17,7 @@ import pyarrow.parquet
 import pytest
 import torch
 from running import Result, evaluation_of, one_error, rows
+from sizes import GPT2
 from torch.nn import functional
 from workload import Batch, Workload
 
@@ -280,8 +281,6 @@ def test_random_start_shifts_in_training_only(prepared):
 
 
 # ---- the model ---------------------------------------------------------------------------------
-
-GPT2 = ("--model.positions", "learned", "--model.bias", "true", "--data.block_size", "1024")
 
 
 def test_the_sizes_are_those_of_gpt2():
