@@ -182,7 +182,7 @@ def sizes(place: Path) -> Found:
     with torch.device("meta"):
         for size in ("tiny", "small", "medium", "large"):
             vocabulary = 257 if size == "tiny" else 50_257
-            facts = {"vocabulary": vocabulary}
+            facts = {"vocabulary": vocabulary, "token_bytes": [1] * vocabulary}
             chosen = ("--model.size", size)
             figures[size] = millions(build_gpt(llm.settings(*chosen), facts))
             gpt2 = build_gpt(llm.settings(*chosen, *GPT2), facts)
