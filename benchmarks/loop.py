@@ -3,11 +3,15 @@
 A 64-64-64 MLP, batch 32, 2,000 steps, one thread: a step of about a quarter of a millisecond, so
 that every microsecond around it shows. All sides clip to norm 1, follow warm-up + cosine, use fused
 AdamW, log the loss every 50 steps and take the same batches from memory; their networks must agree
-at the end. Rounds are interleaved, and each round's ratio is taken on its own, so a drifting
+at the end.
+
+`counts`: operators of PyTorch and calls of Python in a step. They are the same on a busy machine.
+
+`loop`: times. Rounds are interleaved, and each round's ratio is taken on its own, so a drifting
 machine cancels out. Times are seconds of the process, so that other work on the machine counts
 little.
 
-    python benchmarks/loop.py [--rounds 7] [--only pytorch lightning ...] [--write]
+    python benchmarks/loop.py [counts loop] [--rounds 7] [--only pytorch lightning ...] [--write]
 
 HF Trainer takes part where `transformers` is installed.
 """
@@ -36,6 +40,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
 
 import torch  # noqa: E402
+from count_step import count_step  # noqa: E402
 from importing import imported  # noqa: E402
 from publish import command_line, machine, publish  # noqa: E402
 from rendering import render  # noqa: E402
@@ -411,10 +416,42 @@ PAIRS = [  # ours, theirs, at most
 ]
 
 
-# ---- the measurement ---------------------------------------------------------------------------
+def run_side(side: str, steps: int, data: Data, folder: Path) -> Result:
+    """Train one side without its output."""
+    global STEPS
+    STEPS = steps
+    gc.collect()
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+        return SIDES[side](data, folder)
 
 
-def measure(sides: list[str], rounds: int) -> dict[str, list[float]]:
+def spoken(side: str) -> str:
+    is_ours = side.startswith(("pytorch", "accelerate", "lightning"))
+    return f"`{side}`, ours" if is_ours else side
+
+
+# ---- counts ------------------------------------------------------------------------------------
+
+
+def count_sides(sides: list[str], few: int, many: int) -> dict[str, Any]:
+    """Operators and calls in a step of each side, by trainings of few and of many steps."""
+    data = batches()
+    rows = []
+    with tempfile.TemporaryDirectory() as temporary:
+        for side in sides:
+
+            def train(steps: int, side: str = side) -> None:
+                run_side(side, steps, data, Path(tempfile.mkdtemp(dir=temporary)) / "run")
+
+            counts = count_step(train, few, many)
+            rows.append([spoken(side), *(f"{value:.1f}" for value in counts)])
+    return {"columns": ["loop", "operators", "calls of Python", "calls of C"], "rows": rows}
+
+
+# ---- times -------------------------------------------------------------------------------------
+
+
+def measure(sides: list[str], rounds: int, steps: int) -> dict[str, list[float]]:
     """Microseconds a step of each side in each round; the first round warms up and does not
     count."""
     data = batches()
@@ -424,24 +461,20 @@ def measure(sides: list[str], rounds: int) -> dict[str, list[float]]:
             order = sides if number % 2 else sides[::-1]
             expected: list[float] = []
             for side in ["bare PyTorch", *(side for side in order if side != "bare PyTorch")]:
-                gc.collect()
-                with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
-                    seconds, losses = SIDES[side](data, Path(temporary) / f"{number} {side}")
+                folder = Path(temporary) / f"{number} {side}"
+                seconds, losses = run_side(side, steps, data, folder)
                 expected = expected or losses
                 apart = max(abs(a - b) for a, b in zip(expected, losses, strict=True))
                 assert apart < 1e-4, f"not the same work: losses of {side} differ by {apart}"
                 if number >= 0:
-                    times[side].append(1e6 * seconds / STEPS)
+                    times[side].append(1e6 * seconds / steps)
     return times
 
 
 def tables(measured: dict[str, list[float]]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Times, then ratios with the interval that holds the median with about 95 %."""
     times = [
-        [
-            f"`{side}`, ours" if side.startswith(("pytorch", "accelerate", "lightning")) else side,
-            *(f"{figure(values):.1f}" for figure in (statistics.median, min, max)),
-        ]
+        [spoken(side), *(f"{figure(values):.1f}" for figure in (statistics.median, min, max))]
         for side, values in measured.items()
     ]
     compared = []
@@ -478,11 +511,14 @@ def available(name: str) -> bool:
     return importlib.util.find_spec(name) is not None
 
 
+PARTS = ("counts", "loop")
+
+
 def main() -> None:
-    global STEPS
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("parts", nargs="*", help=f"any of {', '.join(PARTS)}; by default all")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument(
         "--steps", type=int, default=STEPS, help="of a round (default: %(default)s)"
@@ -490,15 +526,23 @@ def main() -> None:
     parser.add_argument(
         "--only", nargs="+", choices=list(SIDES), metavar="LOOP", help=", ".join(SIDES)
     )
-    arguments = command_line(parser, rounds=1, steps=WARMUP + 10)
-    STEPS = arguments.steps
+    parser.set_defaults(few=200, many=300)  # steps of the trainings that `counts` compares
+    arguments = command_line(parser, rounds=1, steps=WARMUP + 10, few=30, many=80)
+    parts = arguments.parts or PARTS
     torch.set_num_threads(1)
     sides = [side for side in SIDES if side != "HF Trainer" or available("transformers")]
     if arguments.only:
         sides = [side for side in sides if side in ("bare PyTorch", *arguments.only)]
     libraries = ("lightning", "accelerate", "transformers")
-    how = f"{machine(*libraries)}, one thread, {arguments.rounds} rounds"
-    publish("loop", "loop", how, *tables(measure(sides, arguments.rounds)), arguments=arguments)
+    if "counts" in parts:
+        few = arguments.few
+        many = arguments.many
+        how = f"{machine(*libraries)}, ({many} steps − {few} steps) / {many - few}"
+        publish("loop", "counts", how, count_sides(sides, few, many), arguments=arguments)
+    if "loop" in parts:
+        how = f"{machine(*libraries)}, one thread, {arguments.rounds} rounds"
+        measured = measure(sides, arguments.rounds, arguments.steps)
+        publish("loop", "loop", how, *tables(measured), arguments=arguments)
 
 
 if __name__ == "__main__":

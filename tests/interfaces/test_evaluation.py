@@ -51,6 +51,7 @@ class Squares(nn.Module):
 def evaluate(model: nn.Module, loader: Any, distributed: Any = None, **more: Any) -> Any:
     project = SimpleNamespace(
         wrapped=model,
+        device=CPU,
         precision=engine("compute.precision").Precision("fp32", CPU),
         distributed=distributed or OneOf(),
     )

@@ -130,8 +130,7 @@ class Meter:
         """
         sums = []
         for name, pairs in self._values.items():
-            values = torch.stack([value for value, _ in pairs]).float()
-            weights = torch.stack([weight for _, weight in pairs]).float()
+            values, weights = (torch.stack(column).float() for column in zip(*pairs, strict=True))
             if name == "loss":  # is a mean; the others are sums
                 values = values * weights
             sums.append(torch.stack([values.sum(), weights.sum()]))

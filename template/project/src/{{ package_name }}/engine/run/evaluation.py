@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 from tqdm import tqdm
 
 from ..interfaces import Batch
@@ -19,7 +20,8 @@ def evaluate(project: Any, loader: Any, stop: Callable[[], bool] = bool) -> dict
     There is one host sync, at the end. No random number is drawn, so an evaluation does not change
     the training.
     """
-    totals: dict[str, Any] = {}  # by metric: a tensor (sum, count)
+    totals: dict[str, Tensor] = {}  # by metric: sum and count, (2,)
+    zeros = torch.zeros(2, dtype=torch.float64, device=project.device)
     model = project.wrapped
     was_training = model.training
     model.eval()
@@ -30,9 +32,8 @@ def evaluate(project: Any, loader: Any, stop: Callable[[], bool] = bool) -> dict
             with project.precision.autocast():
                 output = model(batch)
             loss = (output.loss * output.total_weight, output.total_weight)
-            for name, (total, count) in {"loss": loss, **output.metrics}.items():
-                value = torch.stack([total.double(), count.double()])
-                totals[name] = totals.get(name, 0) + value
+            for name, pair in {"loss": loss, **output.metrics}.items():
+                totals[name] = totals.get(name, zeros) + torch.stack(pair)
     finally:
         model.train(was_training)
 
@@ -61,7 +62,7 @@ def predictions(
         yield _without_padding(known, present), _without_padding(predicted, present)
 
 
-def _without_padding(values: Batch, present: torch.Tensor) -> Batch:
+def _without_padding(values: Batch, present: Tensor) -> Batch:
     return {name: rows[present[: len(rows)]].cpu() for name, rows in values.items()}
 
 
