@@ -59,7 +59,7 @@ def begun(folder: Path, distributed: Any, shape: dict[str, Any]) -> Any:
     """A run under way, without evaluations and checkpoints."""
     assembling = importlib.import_module("my_training.assemble")
     flags = FLAGS | shape | {"data.path": folder / "data"}
-    load = importlib.import_module("my_training.config").load
+    load = importlib.import_module("my_training.settings").Settings.load
     settings = load(overrides=[(key, str(value)) for key, value in flags.items()])
     store = assembling.open_store(settings)
     run = folder / f"run-{os.getpid()}-of-{distributed.world}"

@@ -65,7 +65,7 @@ def measure(workload: str, rounds: int, quick: bool) -> list[tuple[float, float]
     overrides = [
         (name[2:], value) for name, value in zip(flags, flags, strict=True) if "fp8" not in name
     ]
-    settings = get("config").load(overrides=overrides)
+    settings = get("settings").Settings.load(overrides=overrides)
     store = get("assemble").open_store(settings)
     whole = get("assemble").assemble(
         settings, get("engine.compute.distributed").Distributed(), store

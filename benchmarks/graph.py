@@ -299,7 +299,7 @@ def ready(store: Any, title: str, rebuilt: bool) -> tuple[Any, Any, Any]:
         "data.num_workers": "0",
         "graph_builder.use_in_training": "true" if rebuilt else "false",
     }
-    settings = module("config").load(overrides=overrides.items())
+    settings = module("settings").Settings.load(overrides=overrides.items())
     distributed = module("engine.compute.distributed").Distributed()
     project = module("assemble").assemble(settings, distributed, store)
     loader = project.loader("train", train=True)

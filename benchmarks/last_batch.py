@@ -134,7 +134,7 @@ def count(project: Path, flags: str, data: Path) -> int:
     """How many training samples the project makes of prepared data."""
     words = [word.removeprefix("--") for word in flags.split()]
     overrides = [("data.path", str(data)), *zip(words[::2], words[1::2], strict=True)]
-    settings = imported(project, "config").load(overrides=overrides)
+    settings = imported(project, "settings").Settings.load(overrides=overrides)
     store = imported(project, "assemble").open_store(settings)
     return len(imported(project, "dataset").Samples(store, settings, "train"))
 

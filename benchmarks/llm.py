@@ -125,7 +125,7 @@ class Ours:
     """A rendered project's own `train`, its steps timed by what the loop calls after each."""
 
     def __init__(self, folder: Path, steps: int):
-        load = importlib.import_module("my_training.config").load
+        load = importlib.import_module("my_training.settings").Settings.load
         assembling = importlib.import_module("my_training.assemble")
         distributed = importlib.import_module(
             "my_training.engine.compute.distributed"

@@ -363,7 +363,7 @@ class Project:
 
     def train(self) -> Result:
         flags = SETTINGS | {"training.max_steps": STEPS}
-        settings = self.module("config").load(
+        settings = self.module("settings").Settings.load(
             overrides=[(key, str(value)) for key, value in flags.items()]
         )
         self.run_folder.mkdir()

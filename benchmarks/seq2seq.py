@@ -88,7 +88,7 @@ class Ours:
     """A rendered project's own `fit`, timed by what the loop calls after each step."""
 
     def __init__(self, folder: Path, **flags: Any):
-        load = importlib.import_module("my_training.config").load
+        load = importlib.import_module("my_training.settings").Settings.load
         assembling = importlib.import_module("my_training.assemble")
         distributed = importlib.import_module(
             "my_training.engine.compute.distributed"

@@ -11,7 +11,7 @@ import re
 import runpy
 from typing import Any
 
-from importing import imported
+from importing import catalogue_of, imported
 from rendering import REPOSITORY, questions, render
 from variants import PAIRWISE, SCRIPTS, choices, extras, pairwise, structural
 
@@ -33,10 +33,11 @@ def current() -> dict[str, Any]:
         answers = {"workload": workload, "tracker": tracker, "distributed": "ddp"}
         answers |= {"precision": "fp8"} if workload == "llm" else {}
         project = render(**answers, extras=extras(workload))
-        config = imported(project, "config")
-        names["config"] |= config.SETTINGS.keys()
-        names["environment"] |= {*config.ENVIRONMENT, imported(project, "engine.runs").ROOT}
-        names["profiles"] |= config.load(project / "config.yaml").profiles.keys()
+        settings = imported(project, "settings").Settings.load(project / "config.yaml")
+        names["config"] |= catalogue_of(project).keys()
+        variables = imported(project, "engine.sources").ENVIRONMENT
+        names["environment"] |= {*variables, imported(project, "engine.runs").ROOT}
+        names["profiles"] |= settings.profiles.keys()
         makefile = (project / "Makefile").read_text(encoding="utf-8")
         names["targets"] |= set(re.findall(r"^([a-z-]+):", makefile, flags=re.MULTILINE))
         names["commands"] |= {path.stem for path in project.glob("src/*/commands/[a-z]*.py")}

@@ -5,6 +5,7 @@ import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 
 def imported(project: Path, module: str) -> ModuleType:
@@ -23,3 +24,10 @@ def imported(project: Path, module: str) -> ModuleType:
         sys.modules[name] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(sys.modules[name])
     return importlib.import_module(f"{name}.{module}")
+
+
+def catalogue_of(project: Path) -> dict[str, Any]:
+    """Every setting of a project, by its key."""
+    settings: Any = imported(project, "settings").Settings
+    catalogue: dict[str, Any] = imported(project, "engine.settings").catalogue(settings)
+    return catalogue

@@ -20,7 +20,7 @@ from types import ModuleType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
 import yaml
-from importing import imported
+from importing import catalogue_of, imported
 from rendering import questions, render
 from variants import SCRIPTS, choices, extras, families, gpus, offered
 
@@ -192,7 +192,7 @@ def all_settings() -> dict[str, Variants]:
     """Every setting of every project, with what each project says about it."""
     settings: dict[str, Variants] = {}
     for place in PLACES:
-        for key, setting in module("config", *place).SETTINGS.items():
+        for key, setting in catalogue_of(project(*place)).items():
             if place.tracker != "none" and not key.startswith("tracker."):
                 continue
             if place.precision != "auto" and key != FP8:
@@ -222,13 +222,13 @@ def needs() -> dict[str, str]:
 
 def environment_names(key: str) -> list[str]:
     """The environment names that set this setting."""
-    return [name for name, target in module("config").ENVIRONMENT.items() if target == key]
+    return [name for name, target in module("engine.sources").ENVIRONMENT.items() if target == key]
 
 
 def switched(name: str) -> str:
     """What an environment name stands for: a setting, or a value for each switch."""
-    key = module("config").ENVIRONMENT[name]
-    switches = module("config").SWITCHES
+    key = module("engine.sources").ENVIRONMENT[name]
+    switches = module("engine.sources").SWITCHES
     if name not in switches:
         return code(key)
     lines = []
@@ -481,7 +481,7 @@ def commands_page() -> str:
 
 
 def environment_page() -> str:
-    of_settings = [(code(name), switched(name)) for name in module("config").ENVIRONMENT]
+    of_settings = [(code(name), switched(name)) for name in module("engine.sources").ENVIRONMENT]
     of_scripts = [(code(workload), codes(script_variables(workload))) for workload in SCRIPTS]
     paragraphs = [table(("variable", "sets"), of_settings)]
     paragraphs += ["## Of `layout: script`", table(("workload", "variables"), of_scripts)]
@@ -495,7 +495,7 @@ def script_variables(workload: str) -> list[str]:
     """The variables that have an effect in the one file of `layout: script`: it has their flag."""
     source = (render(workload=workload, layout="script") / "train.py").read_text(encoding="utf-8")
     fields = set(re.findall(r"^    (\w+): \w+ = ", source, re.MULTILINE)) | {"use_amp"}
-    return [name for name in module("config").ENVIRONMENT if name.lower() in fields]
+    return [name for name in module("engine.sources").ENVIRONMENT if name.lower() in fields]
 
 
 def exit_codes_page() -> str:

@@ -34,7 +34,7 @@ class Workload:
         names = [flag.removeprefix("--") for flag in flags[::2]]
         # A later flag replaces an earlier one.
         overrides = dict(zip(names, flags[1::2], strict=True))
-        return self.module("config", **answers).load(overrides=overrides.items())
+        return self.module("settings", **answers).Settings.load(overrides=overrides.items())
 
     def run(self, *words: str, cwd: Path, before: Before = None) -> Result:
         return run(self.project(), *words, cwd=cwd, before=before)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
-from importing import imported
+from importing import catalogue_of
 from rendering import render
 from variants import choices
 
@@ -48,7 +48,7 @@ def settings_of(place: Place) -> dict[str, str]:
     if place.part and place.part not in QUESTIONS.values():
         answers["extras"] = [place.part]
     settings = {}
-    for key, field in imported(render(**answers), "config").SETTINGS.items():
+    for key, field in catalogue_of(render(**answers)).items():
         settings[key] = lines_of(key.partition(".")[2], field)
     return settings
 

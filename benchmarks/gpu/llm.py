@@ -127,7 +127,7 @@ def theirs(overrides: dict[str, Any]) -> dict[str, Any]:
     import torch
 
     model_of, throughput = project("model").build_model, project("hooks.throughput")
-    settings = project("config").load(
+    settings = project("settings").Settings.load(
         overrides=[(key, str(value)) for key, value in overrides.items()]
     )
     store = project("engine.data.store").Store.open(settings.data.path)

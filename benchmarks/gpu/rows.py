@@ -131,7 +131,7 @@ def train(folder: Path, overrides: Row, loader: Any = None, around: Any = None) 
         "checkpoint.every_steps": 10**9,
     }
     words = [(key, str(value)) for key, value in (quiet | overrides).items()]
-    settings = project("config").load(overrides=words)
+    settings = project("settings").Settings.load(overrides=words)
     place, start = Path(tempfile.mkdtemp(dir=folder)), time.perf_counter()
 
     def build(settings: Any) -> Any:

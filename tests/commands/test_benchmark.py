@@ -173,7 +173,7 @@ def test_errors_are_one_line(tmp_path):
 def test_sizes_and_switches_of_a_workload_are_settings(workload):
     project = render(workload=workload)
     own = yaml.safe_load((project / f"src/{PACKAGE}/commands/benchmark.yml").read_text())
-    settings = imported(project, "config").load()
+    settings = imported(project, "settings").Settings.load()
     overrides = [*own["sizes"].values()]
     for switch in own["switches"].values():
         overrides += switch.values()
@@ -188,7 +188,7 @@ def test_sizes_and_switches_of_a_workload_are_settings(workload):
 def planned(key: str, setting: str, value: str) -> Any:
     """(switches by name, rows of --all) on a card."""
     project = render(workload="llm", loader="dataloader", precision="fp8")
-    settings = imported(project, "config").load(overrides=[(setting, value)])
+    settings = imported(project, "settings").Settings.load(overrides=[(setting, value)])
     module = imported(project, "commands.benchmark")
     capability = tuple(map(int, gpus()[key]["sm"].split(".")))
     card = imported(project, "engine.compute.gpus").Card(gpus()[key]["label"], capability)

@@ -15,13 +15,15 @@ import pytest
 import reference
 import write_config
 import yaml
-from importing import imported
+from importing import catalogue_of, imported
 from rendering import render, replace
 from variants import products
 
 PROJECT = render()
 FINETUNED = render(extras=["finetune"])
-config = imported(PROJECT, "config")
+Settings = imported(PROJECT, "settings").Settings
+SETTINGS = catalogue_of(PROJECT)
+ENVIRONMENT = imported(PROJECT, "engine.sources").ENVIRONMENT
 main = imported(PROJECT, "__main__")
 errors = imported(PROJECT, "engine.errors")
 
@@ -32,7 +34,7 @@ HEAVY = "torch", "numpy", "h5py", "matplotlib", "safetensors", "lightning", "acc
 def folder(tmp_path, monkeypatch):
     """An empty working folder and an environment without any of our names."""
     monkeypatch.chdir(tmp_path)
-    for name in config.ENVIRONMENT:
+    for name in ENVIRONMENT:
         monkeypatch.delenv(name, raising=False)
     return tmp_path
 
@@ -97,17 +99,17 @@ TEXTS = ("2024", "1e3", "Daten – Ä/ü ö", "no", "a # b", "[x", "~", "null")
 WORDS = ("true", "false", "1", "2", "3", "0.5", "0.25", "[a]", *TEXTS)
 
 
-@pytest.mark.parametrize("key", config.SETTINGS)
+@pytest.mark.parametrize("key", SETTINGS)
 def test_what_a_run_writes_of_a_setting_is_what_it_reads_back(key):
-    setting = config.SETTINGS[key]
+    setting = SETTINGS[key]
     choices = re.split(", | or ", reference.allowed(setting.annotation, setting.metadata))
     values = set()
     for word in (*choices, *WORDS):
         try:
-            settings = config.load(overrides=[(key, word)])
+            settings = Settings.load(overrides=[(key, word)])
         except errors.UserErrors:
             continue
-        again = config.load(write(settings.to_yaml()))
+        again = Settings.load(write(settings.to_yaml()))
         assert (again.value(key), again.origins[key]) == (settings.value(key), "config.yaml")
         values.add(again.value(key))
     assert values - {setting.default}
@@ -130,7 +132,7 @@ finetune.phases:
 def phases_of(text: str, *flags: tuple[str, str], **arguments: float) -> Any:
     """The phases of a file, as `train` finds them."""
     load = functools.partial(
-        imported(FINETUNED, "config").load, write(text), None, flags, {"SEED": "3"}
+        imported(FINETUNED, "settings").Settings.load, write(text), None, flags, {"SEED": "3"}
     )
     group = imported(FINETUNED, "engine.compute.distributed").Distributed()
     phases = imported(FINETUNED, "hooks.phases").Phases
@@ -155,7 +157,7 @@ def test_phases_stand_between_file_and_environment():
 
 
 def test_a_list_is_one_in_files_and_flags():
-    load = imported(FINETUNED, "config").load
+    load = imported(FINETUNED, "settings").Settings.load
     phases = load(overrides=[("finetune.phases", "[{training.max_steps: 5}, {}]")]).finetune.phases
     assert phases == ({"training.max_steps": "5"}, {})
     file = write("finetune.freeze: [embedding.*, '*.bias']")
@@ -197,16 +199,17 @@ def test_wrong_phases_are_one_line(tree, line):
 )
 def test_config_yaml_has_each_setting_with_its_default_and_says_what_it_is_for(answers):
     project = render(**answers)
-    module = imported(project, "config")
-    defaults = module.load()
-    settings = module.load(project / "config.yaml")
-    changed = [key for key in module.SETTINGS if settings.value(key) != defaults.value(key)]
+    load = imported(project, "settings").Settings.load
+    catalogue = catalogue_of(project)
+    defaults = load()
+    settings = load(project / "config.yaml")
+    changed = [key for key in catalogue if settings.value(key) != defaults.value(key)]
     assert changed == ["training.precision"] * ("precision" in answers)
     assert "default" not in settings.origins.values()
-    assert all(setting.description for setting in module.SETTINGS.values())
+    assert all(setting.description for setting in catalogue.values())
     assert list(settings.profiles) == ["unoptimized", "speed", "low_memory", "deterministic"]
     for profile in settings.profiles:
-        module.load(project / "config.yaml", profile)
+        load(project / "config.yaml", profile)
 
 
 def test_config_yaml_is_written_from_the_schema():
@@ -218,7 +221,7 @@ def test_config_yaml_is_written_from_the_schema():
 HOOK = '''
 from pydantic import Field
 
-from ..engine.settings.config import Section
+from ..engine.settings import Section
 
 
 class Look(Section):
@@ -240,19 +243,19 @@ def hooked(tmp_path_factory):
     package = project / "src/my_training"
     (package / "hooks/look.py").write_text(HOOK)
     (package / "hooks/heavy.py").write_text(HEAVY_HOOK)
-    settings = "from .settings import"
-    replace(package / "config.py", settings, f"from .hooks.look import Look\n{settings}")
+    settings = package / "settings.py"
+    replace(settings, "\nWORKLOAD =", "from .hooks.look import Look\n\nWORKLOAD =")
     schedule = "    schedule: Schedule\n"
-    replace(package / "config.py", schedule, f"{schedule}    look: Look\n")
+    replace(settings, schedule, f"{schedule}    look: Look\n")
     return project
 
 
 def test_a_section_of_a_hook_is_a_section_like_any_other(hooked, capsys):
-    module = imported(hooked, "config")
+    load = imported(hooked, "settings").Settings.load
     command = imported(hooked, "__main__")
     for text, value in (("null", None), ("", None), ("5", 5)):
-        limit = module.load(overrides=[("look.limit", text)])
-        assert module.load(write(limit.to_yaml())).value("look.limit") == value
+        limit = load(overrides=[("look.limit", text)])
+        assert load(write(limit.to_yaml())).value("look.limit") == value
     assert command.main(["train", "--look.every_seconds", "-1"]) == 2
     line = "look.every_seconds cannot be '-1': --look.every_seconds: Input should be greater than"
     assert capsys.readouterr().err.startswith(f"error: {line}")
@@ -262,14 +265,14 @@ def test_settings_of_a_part_that_was_taken_away(hooked, capsys):
     """A run goes on without them; a configuration or a flag that names them is an error."""
     profiles = "profiles: {fast: {look: {every_seconds: 1}}}"
     file = write(f"monitor.every_steps: 7\n{profiles}")
-    settings = imported(hooked, "config").load(file)
+    settings = imported(hooked, "settings").Settings.load(file)
     run = write(settings.to_yaml() + "engine.of: 1\n", "config.resolved.yaml")
-    again = config.load(run, "fast", resolved=True)
+    again = Settings.load(run, "fast", resolved=True)
     notes = capsys.readouterr().err.splitlines()
     assert [note.split()[1] for note in notes] == ["look.every_seconds", "look.limit", "engine.of"]
     assert again.monitor.every_steps == 7
     with pytest.raises(errors.UserErrors) as raised:
-        config.load(run)
+        Settings.load(run)
     assert len(raised.value.errors) == 4
 
 
@@ -281,12 +284,12 @@ def test_help_has_every_setting_with_meaning_default_and_environment_name(monkey
     monkeypatch.setenv("COLUMNS", "1000")
     assert main.main(["train", "--help"]) == 0
     text = capsys.readouterr().out
-    for key in config.SETTINGS:
-        setting = config.SETTINGS[key]
+    for key in SETTINGS:
+        setting = SETTINGS[key]
         (shown,) = re.findall(rf"^  --{re.escape(key)} VALUE\s+(.+)$", text, flags=re.MULTILINE)
         assert shown.startswith(" ".join(setting.description.split()))
         assert f"default: {json.dumps(setting.default)}" in shown
-        variables = [name for name, target in config.ENVIRONMENT.items() if target == key]
+        variables = [name for name, target in ENVIRONMENT.items() if target == key]
         assert all(f"${name}" in shown for name in variables)
 
 
@@ -303,7 +306,7 @@ assert codes == [0] * {len(commands) + 1} + [2, 2, 2], codes
 loaded = [name for name in {HEAVY} if name in sys.modules]
 assert not loaded, loaded
 """
-    known = {name: text for name, text in os.environ.items() if name not in config.ENVIRONMENT}
+    known = {name: text for name, text in os.environ.items() if name not in ENVIRONMENT}
     known |= {"PYTHONPATH": str(hooked / "src"), "PYTHONIOENCODING": "utf-8"}
     result = subprocess.run([sys.executable, "-c", code], env=known, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr

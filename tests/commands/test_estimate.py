@@ -93,7 +93,7 @@ def test_an_lstm_counts_all_its_steps():
 def test_a_checkpointed_lstm_needs_less_memory(workload, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     project = render(workload=workload)
-    settings = imported(project, "config").load(overrides=[("data.batch_size", "256")])
+    settings = imported(project, "settings").Settings.load(overrides=[("data.batch_size", "256")])
     store = imported(project, "assemble").open_store(settings)
     distributed = imported(project, "engine.compute.distributed").Distributed()
     whole = imported(project, "assemble").assemble(settings, distributed, store)
@@ -116,7 +116,7 @@ def test_fake_tensors_count_what_a_real_step_does(workload, tmp_path, monkeypatc
     counting = imported(project, "measure.costs")
     flags = zip(TINY[workload][::2], TINY[workload][1::2], strict=True)
     overrides = [(name[2:], value) for name, value in flags]
-    settings = imported(project, "config").load(overrides=overrides)
+    settings = imported(project, "settings").Settings.load(overrides=overrides)
     store = assembled.open_store(settings)
     distributed = imported(project, "engine.compute.distributed").Distributed()
     whole = assembled.assemble(settings, distributed, store)
@@ -139,7 +139,7 @@ def test_a_language_model_counts_as_the_library_counts_it(chunked):
     """Attention and the chunked loss are operations without a formula in torch."""
     project = render(workload="llm")
     flags = {"model.size": "small", "model.layers": "2", "model.chunked_loss": chunked}
-    settings = imported(project, "config").load(overrides=flags.items())
+    settings = imported(project, "settings").Settings.load(overrides=flags.items())
     facts = {"vocabulary": 50257, "token_bytes": [1] * 50257}
     tokens = torch.empty(8, 128, dtype=torch.int64)
     samples = {"tokens": tokens, "targets": tokens, "index": tokens[:, 0]}

@@ -72,7 +72,7 @@ def states(place: Path) -> list[str]:
 
 
 def parsed(text: str) -> dict[str, Any]:
-    return module("measure.search_space").parse(text, module("config").load(None))
+    return module("measure.search_space").parse(text, module("settings").Settings.load(None))
 
 
 FLOAT = optuna.distributions.FloatDistribution

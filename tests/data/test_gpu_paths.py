@@ -213,20 +213,25 @@ def test_a_lack_of_memory_names_every_remedy_that_the_project_has():
         project = render(workload="windows" if has_chunks else "timeseries", loader=loader)
         explain = imported(project, "engine.run.explanations").explain
         line = str(
-            explain(torch.OutOfMemoryError("out of memory"), imported(project, "config").load())
+            explain(
+                torch.OutOfMemoryError("out of memory"),
+                imported(project, "settings").Settings.load(),
+            )
         )
         named = ("data.batch_size 32", "gradient_checkpointing true", "low_memory", "adafactor")
         assert all(name in line for name in named)
         assert line.endswith("; a smaller model")
         assert ("data.chunk_size_gb with 60 % of the GPU's memory" in line) == has_chunks
-        settings = imported(project, "config").load(overrides=[("optimizer.name", "adafactor")])
+        settings = imported(project, "settings").Settings.load(
+            overrides=[("optimizer.name", "adafactor")]
+        )
         assert "adafactor" not in str(explain(torch.OutOfMemoryError("out of memory"), settings))
 
 
 @pytest.mark.parametrize("said", SAID)
 def test_what_a_library_lacks_is_explained(said):
     project = render(extras=["diagnose"])
-    given = imported(project, "config").load()
+    given = imported(project, "settings").Settings.load()
     explained = imported(project, "engine.run.explanations").explain(RuntimeError(said), given)
     assert str(explained).startswith(SAID[said])
 

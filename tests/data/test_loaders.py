@@ -74,7 +74,7 @@ def settings(
     resident: bool | str = "auto",
 ) -> Any:
     data = {"order": order, "chunk_size_gb": chunk_gb, "batch_size": batch, "resident": resident}
-    section = module("engine.settings.loader", "chunk").LoaderSettings(shuffle_block=70, **data)
+    section = module("engine.settings", "chunk").EngineData(shuffle_block=70, **data)
     return SimpleNamespace(
         data=section,
         evaluation=SimpleNamespace(batch_size=0),

@@ -14,7 +14,7 @@ import pytest
 import torch
 import transformers
 from forking import run_file
-from importing import imported
+from importing import catalogue_of
 from PIL import Image
 from rendering import document, render, replace
 from running import (
@@ -224,7 +224,7 @@ def test_the_words_for_a_debugger_train(tmp_path):
 def test_every_name_of_ours_is_a_setting():
     known = set()
     for loader in choices("loader"):
-        known |= set(imported(render(loader=loader, extras=["finetune"]), "config").SETTINGS)
+        known |= set(catalogue_of(render(loader=loader, extras=["finetune"])))
     text = document("names").read_text(encoding="utf-8")
     cells = re.findall(r"^\| `.+? \| (.+?) \|$", text, re.MULTILINE)
     ours = set(re.findall(r"`([a-z_]+\.[a-z_]+)`", "".join(cells)))

@@ -73,7 +73,7 @@ def settings(seed: int = 3, evaluation_batch_size: int = 0, **data: Any) -> Simp
     """What a loader reads of the settings, with keys of `data:` in their real form."""
     section = SimpleNamespace()
     for loader in ("memmap", "chunk", "dataloader"):
-        vars(section).update(engine("settings.loader", loader=loader).LoaderSettings())
+        vars(section).update(engine("settings", loader=loader).EngineData())
     vars(section).update({"batch_size": 4, "num_workers": 0} | data)
     return SimpleNamespace(
         data=section,

@@ -25,7 +25,7 @@ class Own(nn.Module):
 
 def settings(**changed: Any) -> Any:
     overrides = [(key.replace("__", "."), str(value)) for key, value in changed.items()]
-    return imported(render(), "config").load(None, None, overrides, {})
+    return imported(render(), "settings").Settings.load(None, None, overrides, {})
 
 
 def test_own_blocks_compile_others_are_left_alone(monkeypatch):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from fakes import CPU, LOADERS, OneOf
-from importing import imported
+from importing import catalogue_of, imported
 from rendering import render, scratch
 from sizes import TINY
 from torch import Tensor
@@ -28,7 +28,7 @@ def module(workload: str, name: str, **answers: str) -> ModuleType:
 def settings(workload: str, *flags: str, **answers: str) -> Any:
     """A workload's small settings."""
     given = ("--compile.enabled", "false", *TINY[workload], *flags)
-    if "data.num_workers" in module(workload, "config", **answers).SETTINGS:
+    if "data.num_workers" in catalogue_of(render(workload=workload, **answers)):
         given = (*given, "--data.num_workers", "0")
     return Workload(workload).settings(*given, **answers)
 

@@ -64,10 +64,14 @@ def answers_of(project: Path) -> dict[str, Any]:
 
 
 def content(project: Path) -> dict[str, str]:
-    """Files by path; of the answers without the version."""
+    """Files by path; of the answers without the version.
+
+    Without `config.py`, which says in a project that was updated where its settings are.
+    """
     texts = {}
     for path in sorted(project.rglob("*")):
-        if path.is_file() and ".git" not in path.relative_to(project).parts:
+        is_moved = path.match("src/*/config.py")
+        if path.is_file() and ".git" not in path.relative_to(project).parts and not is_moved:
             lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
             texts[path.relative_to(project).as_posix()] = "".join(
                 line for line in lines if not line.startswith(("_commit: ", "_src_path: "))
@@ -172,6 +176,37 @@ def test_edit_of_the_same_line_is_a_conflict_that_git_knows(project, copier):
     assert "config.yaml" in git(project, "ls-files", "-u")
     text = (project / "config.yaml").read_text(encoding="utf-8")
     assert re.search("<<<<<<<.*keep: 5.*=======.*keep: 3.*>>>>>>>", text, flags=re.DOTALL)
+
+
+@every_copier_of_all
+def test_edit_of_the_former_config_is_a_conflict_and_a_new_project_has_no_such_file(
+    tmp_path, copier
+):
+    """Its settings moved to `settings.py`: an edit would vanish with a file that is removed."""
+    folder = shutil.copytree(template(), tmp_path / "fasttrain-template")
+    new = folder / "template/project/src/{{ package_name }}/config.py"
+    moved = new.read_text(encoding="utf-8")
+    old = new.with_name("config.py.jinja")
+    questions = folder / "copier.yml"
+    text = questions.read_text(encoding="utf-8")
+    questions.write_text(re.sub(r".*config\.py.*\n", "", text), encoding="utf-8")
+    new.rename(old).write_text("NAME = 'adamw'\n\n\nSCHEDULE = 'cosine'\n", encoding="utf-8")
+    commit(folder, OLD)
+    project = copied(folder, tmp_path / "project", which=copier)
+    questions.write_text(text, encoding="utf-8")
+    old.rename(new).write_text(moved, encoding="utf-8")
+    commit(folder, NEW)
+    edited = project / "src/my_training/config.py"
+    replace(edited, "'adamw'", "'lion'")
+    commit(project)
+    run_copier(copier, "update", "--defaults", cwd=project)
+    assert edited.name in git(project, "ls-files", "-u")
+    conflict = edited.read_text(encoding="utf-8")
+    assert re.search("<<<<<<<.*NAME = 'lion'.*=======.*Moved: ", conflict, flags=re.DOTALL)
+
+    fresh = copied(folder, tmp_path / "fresh", NEW, which=copier)
+    run_copier(copier, *CHANGE, "loader=chunk", cwd=fresh)
+    assert not (fresh / "src/my_training/config.py").exists()
 
 
 # ---- other answers -----------------------------------------------------------------------------

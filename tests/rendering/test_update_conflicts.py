@@ -30,8 +30,8 @@ CHANGES = [
 CHANGED = [
     ("config.yaml", "\n  name: adamw\n", "\n  name: lion\n"),
     ("config.yaml", "\n  batch_size: 64\n", "\n  batch_size: 96\n"),
-    ("src/my_training/config.py", '"adafactor",\n', '"adafactor",\n        "lion",\n'),
-    ("src/my_training/config.py", '"constant",\n', '"constant",\n        "stair",\n'),
+    ("src/my_training/settings.py", "name: OptimizerName", 'name: OptimizerName | Literal["lion"]'),
+    ("src/my_training/settings.py", '"constant",\n', '"constant",\n        "stair",\n'),
 ]
 
 

@@ -155,7 +155,7 @@ def test_of_several_ranks_the_first_draws(distributed, tmp_path):
 
 
 alerts = imported(render(), "hooks.alerts")
-config = imported(render(), "config")
+Settings = imported(render(), "settings").Settings
 WORSE = "is worse than the baseline, 1"
 
 
@@ -179,7 +179,7 @@ def test_what_an_alert_of_divergence_is(loss, best, step, expected):
         step=step,
         progress=SimpleNamespace(best_loss=best),
         num_steps=100,
-        settings=config.load(),
+        settings=Settings.load(),
         project=SimpleNamespace(precision=SimpleNamespace(name="fp32"), distributed=distributed),
         log=SimpleNamespace(alert=lambda step, kind, text: said.append(text)),
     )

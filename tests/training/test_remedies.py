@@ -20,7 +20,7 @@ TABULAR = render(workload="tabular", extras=["diagnose"])
 memory = imported(TABULAR, "measure.memory_estimate")
 host_memory = imported(TABULAR, "measure.host_memory")
 nonfinite = imported(TABULAR, "measure.nonfinite")
-config = imported(TABULAR, "config")
+Settings = imported(TABULAR, "settings").Settings
 errors = imported(TABULAR, "engine.errors")
 
 
@@ -114,7 +114,7 @@ def test_free_memory_is_what_a_container_leaves_and_shared_by_processes(tmp_path
 @pytest.fixture(scope="module")
 def settings(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data")
-    given = config.load(overrides=[("data.path", str(folder)), ("model.width", "16")])
+    given = Settings.load(overrides=[("data.path", str(folder)), ("model.width", "16")])
     imported(TABULAR, "dataset").synthesize(folder, given)
     return given
 

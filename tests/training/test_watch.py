@@ -25,7 +25,7 @@ from variants import choices
 WATCH = {"extras": ["watch"]}
 watch = imported(render(**WATCH), "hooks.watch")
 alerts = imported(render(**WATCH), "hooks.alerts")
-SETTINGS = imported(render(**WATCH), "config").load()
+SETTINGS = imported(render(**WATCH), "settings").Settings.load()
 CUDA = torch.device("cuda", 0)
 TABULAR = ("--model.width", "32", "--data.batch_size", "128", "--monitor.every_steps", "10")
 

@@ -12,7 +12,7 @@ from .engine.run.recurrent import RecurrentState
 from .model import Forecaster, State
 
 if TYPE_CHECKING:
-    from .settings import Sections
+    from .settings import Settings
 
 
 class LaneForecaster(Forecaster):
@@ -21,7 +21,7 @@ class LaneForecaster(Forecaster):
     A longer history would see the same rows twice.
     """
 
-    def __init__(self, settings: Sections, facts: dict[str, Any]):
+    def __init__(self, settings: Settings, facts: dict[str, Any]):
         super().__init__(settings, facts)
         stride = settings.data.stride or facts["frames"][0]["history"]
         self.recurrent: RecurrentState | None = RecurrentState(stride)

@@ -11,13 +11,13 @@ from .engine.run.recurrent import RecurrentState
 from .model import Forecaster, State
 
 if TYPE_CHECKING:
-    from .settings import Sections
+    from .settings import Settings
 
 
 class LaneForecaster(Forecaster):
     """Carries the state of the LSTM from each batch to the next."""
 
-    def __init__(self, settings: Sections, facts: dict[str, Any]):
+    def __init__(self, settings: Settings, facts: dict[str, Any]):
         super().__init__(settings, facts)
         stride = settings.data.stride or facts["frames"][0]["history"]
         self.recurrent: RecurrentState | None = RecurrentState(stride)

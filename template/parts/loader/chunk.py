@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 
 from ..interfaces import Batch, Spans
-from ..settings.config import Auto
-from ..settings.loader import LoaderSettings
+from ..settings import Auto, EngineData
 from .chunks import Chunks
 from .hdf5 import hdf5_arrays
 from .order import Order
@@ -111,7 +110,7 @@ class ChunkDataLoader:
         self.batch_size = batch_size
         self.drop_last = drop_last
         self.reuse = reuse
-        data = LoaderSettings(
+        data = EngineData(
             order="auto" if shuffle else "time",
             batch_size=batch_size,
             chunk_size_gb=chunk_size_gb,

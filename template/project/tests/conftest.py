@@ -21,7 +21,7 @@ def _empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Write data and runs to pytest's folder, and hide settings and servers of this shell."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TRAINING_ROOT", str(tmp_path))
-    for name in (*module("config").ENVIRONMENT, "WANDB_API_KEY", "MLFLOW_TRACKING_URI"):
+    for name in (*module("engine.sources").ENVIRONMENT, "WANDB_API_KEY", "MLFLOW_TRACKING_URI"):
         monkeypatch.delenv(name, raising=False)
 
 

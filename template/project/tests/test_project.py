@@ -15,7 +15,7 @@ from conftest import ROOT, module
 CONFIG = ROOT / "config.yaml"
 PROFILES = list(yaml.safe_load(CONFIG.read_text(encoding="utf-8"))["profiles"])
 SHORT = ["--training.max_steps", "60", "--schedule.warmup_steps", "5", "--monitor.every_steps", "1"]
-if "finetune.init_from" in module("config").SETTINGS:
+if "finetune" in module("settings").Settings.model_fields:
     SHORT += ["--finetune.init_from", ""]  # the empty folder has no weights of another run
 
 
@@ -29,13 +29,13 @@ def losses(run: str) -> list[float]:
 
 @pytest.mark.parametrize("profile", [None, *PROFILES])
 def test_configuration_loads(profile: str | None) -> None:
-    settings = module("config").load(CONFIG, profile)
+    settings = module("settings").Settings.load(CONFIG, profile)
     assert settings.reproducibility.seed >= 0
 
 
 @pytest.mark.parametrize("train", [True, False])
 def test_an_epoch_has_each_sample_once(train: bool) -> None:
-    settings = module("config").load(CONFIG)
+    settings = module("settings").Settings.load(CONFIG)
     store = module("assemble").open_store(settings)
     samples = module("dataset").Samples(store, settings, "train" if train else "validation")
     order = module("engine.data.order").make_order(samples, settings, train=train)
@@ -49,7 +49,7 @@ def test_an_epoch_has_each_sample_once(train: bool) -> None:
 
 def test_padding_rows_change_no_loss() -> None:
     """Padding rows are no samples. A loss that ignores `batch["present"]` is silently wrong."""
-    settings = module("config").load(CONFIG)
+    settings = module("settings").Settings.load(CONFIG)
     store = module("assemble").open_store(settings)
     samples = module("dataset").Samples(store, settings, "validation")
     model = module("model").build_model(settings, store.facts).eval()

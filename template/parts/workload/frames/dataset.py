@@ -22,7 +22,7 @@ from .settings import WORKLOAD
 
 if TYPE_CHECKING:
     from .prepare.tables import Source
-    from .settings import Sections
+    from .settings import Settings
 
 
 class Samples(interfaces.Samples):
@@ -34,7 +34,7 @@ class Samples(interfaces.Samples):
     has the rows of the first targets.
     """
 
-    def __init__(self, store: Store, settings: Sections | None, split: str):
+    def __init__(self, store: Store, settings: Settings | None, split: str):
         facts = store.facts
         first, last = store.splits[split]
         self.store = store

@@ -1,18 +1,31 @@
-"""The settings of your model and your data. Change them together with model.py and dataset.py."""
+"""The settings that you own: of data, model, optimizer and schedule, and the list of all sections.
+
+The text below a setting is its description in `config.yaml` and in `train --help`; `OptimizerName`
+brings its own. The settings of the engine, and those that extras add, are in `engine/settings.py`.
+"""
 
 from __future__ import annotations
 
 from typing import Literal
 
-from .engine.settings import config
-from .engine.settings.config import BelowOne, Natural, Positive, Section
-from .engine.settings.loader import LoaderSettings
+from .engine.settings import (
+    Auto,
+    BelowOne,
+    EngineData,
+    EngineSettings,
+    Factor,
+    Natural,
+    OptimizerName,
+    Positive,
+    Section,
+    UpToOne,
+)
 
 WORKLOAD = "graph"
 """Stored in each prepared dataset; a project with another workload rejects the dataset."""
 
 
-class Data(LoaderSettings):
+class Data(EngineData):
     """Where the dataset is, the order of its days, and how they reach the device."""
 
     batch_size: Positive = 8
@@ -63,9 +76,61 @@ class GraphBuilder(Section):
     batch, to see the cost."""
 
 
-class Sections(config.Settings):
-    """The sections of config.yaml that belong to this workload."""
+class Optimizer(Section):
+    """How weights change at each step."""
+
+    name: OptimizerName = "adamw"
+
+    learning_rate: UpToOne = 1e-3
+    """Peak learning rate of the schedule. A value that is too high diverges, and one that is too
+    low wastes epochs. If you double the batch, try 1.4× this value."""
+
+    weight_decay: Factor = 0.01
+    """Pulls weight matrices towards zero at each step. Biases and norms are excluded. 0 turns it
+    off."""
+
+    beta1: BelowOne = 0.9
+    """Decay of the running mean of gradients. 0.9 averages over about 10 steps. No effect on
+    adafactor."""
+
+    beta2: BelowOne = 0.999
+    """Decay of the running mean of squared gradients. 0.999 averages over about 1,000 steps; 0.95
+    reacts faster. No effect on adafactor."""
+
+    epsilon: UpToOne = 1e-8
+    """Added to the denominator of the update. Larger values damp updates of weights with tiny
+    gradients. No effect on adafactor."""
+
+    fused: bool = True
+    """Update all weights in one kernel instead of several kernels per weight. The mathematics is
+    the same, but the rounding differs. No effect on adafactor."""
+
+
+class Schedule(Section):
+    """How the learning rate moves over the run."""
+
+    name: Literal[
+        "cosine",
+        "onecycle",
+        "linear",
+        "constant",
+    ] = "cosine"
+    """Shape after the warm-up: cosine, linear or constant. onecycle: rise to the peak, then fall to
+    almost 0."""
+
+    warmup_steps: Natural | Auto = "auto"
+    """Optimizer steps from 0 to the peak learning rate. More steps are safer for high rates. auto:
+    100 steps, or a tenth of the run if that is shorter; 30 % of the run for onecycle."""
+
+    final_factor: Factor = 0.1
+    """Final learning rate as a fraction of the peak. No effect with constant and onecycle."""
+
+
+class Settings(EngineSettings):
+    """All settings of a run, by section. Add a line for each section that you write."""
 
     data: Data
     model: Model
+    optimizer: Optimizer
+    schedule: Schedule
     graph_builder: GraphBuilder

@@ -29,7 +29,7 @@ from .settings import WORKLOAD
 
 if TYPE_CHECKING:
     from .prepare.tables import Source
-    from .settings import Sections
+    from .settings import Settings
 
 
 class Samples(interfaces.Samples):
@@ -40,7 +40,7 @@ class Samples(interfaces.Samples):
     `input` has no targets: its last window forecasts the rows after the data.
     """
 
-    def __init__(self, store: Store, settings: Sections | None, split: str):
+    def __init__(self, store: Store, settings: Settings | None, split: str):
         facts = store.facts
         if list(store.arrays) != ["rows", "time"]:
             remedy = "add the extra `frames`, or run `prepare` without --frames and --max-gap"

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from .engine.interfaces import Batch, Output
 
 if TYPE_CHECKING:
-    from .settings import Sections
+    from .settings import Settings
 
 State = tuple[Tensor, Tensor]
 FLOAT32_ON_CPU = "the LSTM"  # the start of a run in half precision on a CPU prints this name
@@ -56,7 +56,7 @@ class Forecaster(nn.Module):
     target_mean: Tensor  # (1, G)
     target_std: Tensor
 
-    def __init__(self, settings: Sections, facts: dict[str, Any]):
+    def __init__(self, settings: Settings, facts: dict[str, Any]):
         super().__init__()
         sizes = settings.model
         frame = facts["frames"][0]
@@ -122,6 +122,6 @@ class Forecaster(nn.Module):
         return {"prediction": forecast * self.target_std + self.target_mean}
 
 
-def build_model(settings: Sections, facts: dict[str, Any]) -> nn.Module:
+def build_model(settings: Settings, facts: dict[str, Any]) -> nn.Module:
     """Build the forecaster for the dataset's metadata: scaler, targets and horizon."""
     return Forecaster(settings, facts)

@@ -23,7 +23,7 @@ from .prepare.scaling import Scaler
 from .settings import WORKLOAD
 
 if TYPE_CHECKING:
-    from .settings import Sections
+    from .settings import Settings
 
 BLOCK_BYTES = 64 << 20  # read into memory at a time
 HALVES = ("float16", "bfloat16")
@@ -36,7 +36,7 @@ class Samples(interfaces.Samples):
     It may also have `host` and `orders` of its base.
     """
 
-    def __init__(self, store: Store, settings: Sections | None, split: str):
+    def __init__(self, store: Store, settings: Settings | None, split: str):
         self.store = store
         self.first, last = store.splits[split]
         self.count = last - self.first

@@ -14,7 +14,7 @@ from torch.nn import functional
 from .engine.interfaces import Batch, Output
 
 if TYPE_CHECKING:
-    from .settings import Sections
+    from .settings import Settings
 
 FLOAT32_ON_CPU = "the LSTM"  # the start of a run in half precision on a CPU prints this name
 
@@ -53,7 +53,7 @@ class Forecaster(nn.Module):
     target_mean: Tensor  # (H,)
     target_std: Tensor
 
-    def __init__(self, settings: Sections, facts: dict[str, Any]):
+    def __init__(self, settings: Settings, facts: dict[str, Any]):
         super().__init__()
         sizes = settings.model
         for name in ("mean", "std", "target_mean", "target_std"):
@@ -96,6 +96,6 @@ class Forecaster(nn.Module):
         return {"prediction": forecast * self.target_std + self.target_mean}
 
 
-def build_model(settings: Sections, facts: dict[str, Any]) -> nn.Module:
+def build_model(settings: Settings, facts: dict[str, Any]) -> nn.Module:
     """Build the forecaster for the dataset's metadata: features, scalers and horizon."""
     return Forecaster(settings, facts)

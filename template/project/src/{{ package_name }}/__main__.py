@@ -24,15 +24,17 @@ from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
 
-from .config import ENVIRONMENT, SETTINGS, Settings, load
 from .engine.errors import RANK, UserError, UserErrors, note
 from .engine.files import exists
 from .engine.plugins import names
 from .engine.run.explanations import explain
 from .engine.runs import prepare_process, project_root, typed_path
-from .engine.settings.sources import Layer, suggestion
+from .engine.settings import catalogue
+from .engine.sources import ENVIRONMENT, Layer, suggestion
+from .settings import Settings
 
 CONFIG = Path("config.yaml")
+SETTINGS = catalogue(Settings)
 TOGETHER = ("train", "evaluate")  # commands that can run in several processes
 INTERRUPTED = 128 + 2  # the exit code that shells use for SIGINT
 CLOSED = 128 + 13  # and for SIGPIPE
@@ -118,7 +120,7 @@ def load_settings(
 ) -> Settings:
     """Load the settings from `base`, the file of a run, or without it from the configuration.
 
-    between: see `config.load`.
+    between: see `Settings.load`.
     """
     config = arguments.config
     if base is not None and config is not None:
@@ -126,7 +128,7 @@ def load_settings(
         raise UserError("a run keeps its settings", where, "remove it, or add --section.key VALUE")
     if config is None and exists(CONFIG):
         config = CONFIG
-    settings = load(
+    settings = Settings.load(
         base or config,
         arguments.profile,
         [(key, text) for key, text in vars(arguments).items() if key in SETTINGS],

@@ -1,6 +1,6 @@
 """The optimizer and its learning rate. Change both as you like: `train.py` calls them.
 
-Their settings are the classes `Optimizer` and `Schedule` in `config.py`.
+Their settings are the classes `Optimizer` and `Schedule` in `settings.py`.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from ..measure.measurements import Measurements, Plan, environment
 from ..measure.trials import LOADER, Overrides, Trials, card_here
 
 if TYPE_CHECKING:
-    from ..config import Settings
+    from ..settings import Settings
 
 OUTPUT = Path("benchmark_results")
 OWN = Path(__file__).with_suffix(".yml")

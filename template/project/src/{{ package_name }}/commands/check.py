@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 from ..engine.errors import UserError
 
 if TYPE_CHECKING:
-    from ..config import Settings
     from ..measure.bench import Bench
+    from ..settings import Settings
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -23,7 +23,7 @@ from ..engine.log.report import (
     table,
 )
 from ..engine.runs import RUNS, all_runs, find_run, typed_run
-from ..engine.settings.sources import read
+from ..engine.sources import read
 from ..hooks.details import seconds
 
 if TYPE_CHECKING:

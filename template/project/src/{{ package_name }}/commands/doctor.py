@@ -12,7 +12,7 @@ from ..engine.run.environment import device_line, versions
 from ..engine.runs import COMPILED
 
 if TYPE_CHECKING:
-    from ..config import Settings
+    from ..settings import Settings
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

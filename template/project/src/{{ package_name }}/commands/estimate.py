@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 from ..engine.compute import gpu_table
 from ..engine.errors import UserError
 from ..engine.log.report import Record, numbers
-from ..engine.settings.sources import read
+from ..engine.sources import read
 
 if TYPE_CHECKING:
-    from ..config import Settings
     from ..measure.costs import Costs
+    from ..settings import Settings
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

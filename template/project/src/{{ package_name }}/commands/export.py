@@ -49,11 +49,11 @@ def load_with_project() -> torch.nn.Module:
     """Build the model with the project; `$package` must be installed or on PYTHONPATH."""
     import json
 
-    from $package.config import load
     from $package.model import build_model
+    from $package.settings import Settings
 
     facts = json.loads((HERE / "facts.json").read_text())
-    model = build_model(load(HERE / "config.resolved.yaml"), facts)
+    model = build_model(Settings.load(HERE / "config.resolved.yaml"), facts)
     # Tied weights are stored under one of their names.
     model.load_state_dict(load_weights(), strict=False)
     return model.eval()

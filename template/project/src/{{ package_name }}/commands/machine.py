@@ -17,10 +17,10 @@ from ..engine.compute import gpus
 from ..engine.compute.gpu_table import match
 from ..engine.errors import UserError
 from ..engine.run.explanations import explain
-from ..engine.settings.sources import read
+from ..engine.sources import read
 
 if TYPE_CHECKING:
-    from ..config import Settings
+    from ..settings import Settings
 
 ANSWERS = Path(".copier-answers.yml")
 WHEELS = "https://download.pytorch.org/whl/"

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from ..engine.errors import UserError
 
 if TYPE_CHECKING:
-    from ..config import Settings
+    from ..settings import Settings
 
 OUTPUT = Path("trace")
 SHOWN = 20  # maximum number of rows in a table

@@ -23,8 +23,8 @@ from ..engine.files import replacing, write_text
 from ..measure.trials import Failed, Overrides, Trials, card_here
 
 if TYPE_CHECKING:
-    from ..config import Settings
     from ..engine.data.store import Store
+    from ..settings import Settings
 
 OUTPUT = Path("tuned.yaml")
 PLOT = Path("learning_rate.png")

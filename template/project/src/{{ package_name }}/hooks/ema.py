@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import UserError
-from ..engine.settings.config import BelowOne, Natural, Positive, Section
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,20 +22,6 @@ if TYPE_CHECKING:
     from ..engine.run.run import Run
 
 AVERAGED = "averaged"  # the value of `--weights` that selects the averages
-
-
-class Ema(Section):
-    """Settings of the averaged weights."""
-
-    decay: BelowOne = 0.999
-    """Fraction of the averaged weights that an update keeps. 0.999 averages over about the last
-    1,000 updates; 0 keeps only the newest weights."""
-
-    start_step: Natural = 0
-    """Step after which averaging starts. Use it to skip the first, unstable steps."""
-
-    every_steps: Positive = 1
-    """Optimizer steps between two updates. An update is one pass over all weights."""
 
 
 class Hook:

@@ -6,15 +6,10 @@ import fnmatch
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import yaml
-from pydantic import BeforeValidator
+from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import UserError
 from ..engine.runs import RUNS
-from ..engine.settings.config import Place, Section, Tree
-from ..engine.settings.sources import Loader
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -29,44 +24,6 @@ INIT_FROM = "finetune.init_from"
 CHECKPOINTS = "checkpoints"
 BEST_OF_SCRIPT = "best_step"  # the name of that step in a script's checkpoint
 SHOWN = 3  # tensors named in a note
-
-
-def separated(value: object) -> object:
-    """Return a list; a flag gives it as a text with commas."""
-    return value.strip("[]").replace(",", " ").split() if isinstance(value, str) else value
-
-
-def parse(value: object) -> object:
-    """Return what a text means as YAML; a flag gives one."""
-    try:
-        return yaml.load(value, Loader) if isinstance(value, str) else value
-    except yaml.YAMLError as error:
-        raise ValueError(f"no YAML ({' '.join(str(error).split())})") from error
-
-
-Trees = Annotated[tuple[Tree, ...], BeforeValidator(parse)]
-Names = Annotated[tuple[str, ...], BeforeValidator(separated)]
-
-
-class Finetune(Section):
-    """Weights to start from, weights to freeze, and phases."""
-
-    init_from: Place = ""
-    """Initial weights of a new run: a run, a checkpoint, a safetensors file or folder, or a file of
-    torch.save. Tensors that match by name and shape are loaded. "" starts from fresh weights."""
-
-    freeze: Names = ()
-    """Name patterns of the weights to freeze, for example [embedding.*, "*.bias"]. A phase can
-    override the list. [] trains all weights."""
-
-    freeze_new: bool = False
-    """Allow to freeze weights that init_from does not have. They stay random, unless model.py loads
-    them."""
-
-    phases: Trees = ()
-    """Phases, trained in turn; `train --phase 1` trains one. Each lists the settings that differ
-    from the others of this file: [{training.max_steps: 500, optimizer.learning_rate: 1.0e-4}].
-    [] is one phase."""
 
 
 class Hook:

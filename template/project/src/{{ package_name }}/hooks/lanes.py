@@ -1,31 +1,14 @@
-"""The order `lanes`: its settings, and the state that the model carries from batch to batch.
+"""The state that the model carries from batch to batch in the order `lanes`.
 
 `assemble.py` chooses the model of this order. Nothing here imports torch.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
-
-from .. import settings as workload
-from ..engine.settings.config import Natural
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ..engine.run.run import Run
-
-
-class Data(workload.Data):
-    """Where the dataset is, the order of its windows, and how they reach the device."""
-
-    # mypy does not want a wider type in a subclass.
-    order: Literal["auto", "full", "block", "time", "lanes"] = "auto"  # type: ignore[assignment]
-    """Order of the training windows. full: shuffle all. block: shuffle within blocks, for files
-    larger than memory. time: keep the stored order. lanes: keep the order of time and carry the
-    hidden state from window to window. auto: full for up to 33 million windows, otherwise block."""
-
-    stride: Natural = 0
-    """Rows between two samples of a lane if `order` is lanes. 0 uses the history length, so that no
-    row is seen twice."""
 
 
 class Hook:

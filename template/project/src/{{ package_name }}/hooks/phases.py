@@ -20,11 +20,11 @@ from ..engine.files import read_json, write_text
 from ..engine.runs import CONFIG, check_links, is_run
 
 if TYPE_CHECKING:
-    from ..config import Settings
     from ..engine.compute.distributed import Distributed
     from ..engine.run.checkpoint import Checkpoint
     from ..engine.run.session import Session
-    from ..engine.settings.sources import Layer
+    from ..engine.sources import Layer
+    from ..settings import Settings
 
 SAME = ("model.", "finetune.init_from", "finetune.phases")  # in all phases, dropout excepted
 

@@ -18,10 +18,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
-from pydantic import Field
-
 from ..engine.log.report import Row, show, table
-from ..engine.settings.config import Section
 
 if TYPE_CHECKING:
     import torch
@@ -58,14 +55,6 @@ GROWTH_MB = 100.0
 MB = float(2**20)
 
 Sample = dict[str, float]
-
-
-class Watch(Section):
-    """Settings of the monitoring of the machine."""
-
-    every_seconds: float = Field(10.0, ge=0)
-    """Seconds between two samples of GPU, CPU and memory for system.csv and alerts. 0 turns both
-    off."""
 
 
 class Hook:
@@ -166,7 +155,7 @@ def roof_of(run: Run, batch: Batch) -> float:
     from ..measure.costs import card, count
     from ..model import build_model
 
-    project = run.project
+    project: Any = run.project  # to the engine, its settings lack your sections
     gpu, _ = match(this_card())
     if gpu is None:
         return 0.0

@@ -26,7 +26,7 @@ from ..model import build_model
 from ..optimizer import build_optimizer
 
 if TYPE_CHECKING:
-    from ..config import Settings
+    from ..settings import Settings
 
 T = TypeVar("T")
 

@@ -16,7 +16,7 @@ from ..engine.errors import UserError
 from .costs import HALF, Costs, Device, Recorder, card
 
 if TYPE_CHECKING:
-    from ..config import Settings
+    from ..settings import Settings
 
 Count = Callable[[str, bool], Costs]  # (precision, whether on a GPU) to the costs of a micro-batch
 

@@ -23,7 +23,7 @@ from .host_memory import free_host_memory
 if TYPE_CHECKING:
     from ..engine.data.order import Order
     from ..engine.run.project import Project
-    from ..engine.settings.config import Settings
+    from ..engine.settings import EngineSettings
 
 CPU = torch.device("cpu")
 NUM_PROBES = 64  # samples whose rows are counted
@@ -112,7 +112,9 @@ def free_memory(device: torch.device) -> int:
 # --- the error
 
 
-def _check(settings: Settings, order: Order, fixed: int, size: int, device: torch.device) -> None:
+def _check(
+    settings: EngineSettings, order: Order, fixed: int, size: int, device: torch.device
+) -> None:
     """Raise `UserError` if `fixed` bytes and `size` bytes a sample exceed what is free."""
     free = free_memory(device)
     needed = fixed + size * order.batch_size

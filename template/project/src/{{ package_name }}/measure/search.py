@@ -37,7 +37,7 @@ from .search_training import (
 from .trials import SETTINGS, Failed, Overrides, card_here
 
 if TYPE_CHECKING:
-    from ..config import Settings
+    from ..settings import Settings
 
 SEARCHES = Path("searches")
 OUTPUT = Path("tuned.yaml")

@@ -10,9 +10,10 @@ from typing import Any
 
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-from ..config import SETTINGS, Settings
 from ..engine.errors import UserError, UserErrors
-from ..engine.settings.sources import merge, suggestion
+from ..engine.settings import catalogue
+from ..engine.sources import suggestion
+from ..settings import Settings
 from .trials import Overrides
 
 Distribution = CategoricalDistribution | FloatDistribution | IntDistribution
@@ -20,6 +21,7 @@ Space = dict[str, Distribution]
 """Distributions by dotted key of the settings."""
 
 FLAG = "--search"
+SETTINGS = catalogue(Settings)
 LOGARITHMIC = 10  # a range is logarithmic from this ratio of its ends on
 FIXED = {  # these settings are the same in all trials, so that losses can be compared
     "data.path": "losses on different data cannot be compared",
@@ -60,7 +62,7 @@ def parse_word(word: str, settings: Settings, errors: list[UserError], space: Sp
     num_errors = len(errors)
     variants = []
     for text in texts:
-        variants.append(merge(settings, [(FLAG, {key: text})], errors))
+        variants.append(settings.merged([(FLAG, {key: text})], errors))
         if len(errors) > num_errors:
             return
     values = [variant.value(key) for variant in variants]

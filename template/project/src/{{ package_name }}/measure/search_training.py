@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from optuna.trial import Trial
 
     from ..engine.run.run import Run
-    from ..engine.settings.config import Settings
+    from ..settings import Settings
 
 JOURNAL = "journal.log"
 RESULT = "result.json"
@@ -93,9 +93,9 @@ def end_with_parent() -> None:
 def train(folder: Path, number: int) -> int:
     """Train with the folder's settings, or resume, and write the result."""
     from ..assemble import assemble, open_store
-    from ..config import load
     from ..engine.compute.distributed import Distributed
     from ..engine.run.session import Session
+    from ..settings import Settings
     from ..train import train as train_run
 
     start_time = time.monotonic()
@@ -109,7 +109,7 @@ def train(folder: Path, number: int) -> int:
         return assemble(settings, distributed, open_store(settings))
 
     try:
-        settings = load(folder / SETTINGS)
+        settings = Settings.load(folder / SETTINGS)
         session = Session(run_folder, settings, build, distributed, resumed=resumed, trial=True)
         with session:
             run = session.start()

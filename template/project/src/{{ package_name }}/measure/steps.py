@@ -18,7 +18,7 @@ from ..engine.interfaces import Batch
 from ..engine.run.project import Project
 
 if TYPE_CHECKING:
-    from ..config import Settings
+    from ..settings import Settings
 
 
 class Steps:

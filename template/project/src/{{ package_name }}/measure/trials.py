@@ -22,7 +22,7 @@ from ..engine.files import read_json
 from ..engine.log.report import Record
 
 if TYPE_CHECKING:
-    from ..engine.settings.config import Settings
+    from ..settings import Settings
 
 SOURCE = Path(__file__).absolute().parents[2]
 WINDOW = 5  # steps between two times on a GPU, since each time waits for the GPU
@@ -133,18 +133,18 @@ def main(loader: str) -> int:
     The settings already include environment variables, so these are not read again.
     """
     from ..assemble import assemble, open_store
-    from ..config import load
     from ..engine.compute.distributed import Distributed
     from ..engine.data.loader import Loader
     from ..engine.run.session import Session
     from ..engine.runs import new_run
+    from ..settings import Settings
     from ..train import train
     from . import plain_loader
 
     distributed = Distributed()
     kind: Any = plain_loader.Loader if loader == "plain" else Loader
     try:
-        settings = load(Path(SETTINGS))
+        settings = Settings.load(Path(SETTINGS))
         run = new_run("trial")
 
         def build(settings: Settings) -> Any:

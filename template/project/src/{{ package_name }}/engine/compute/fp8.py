@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from typing import TYPE_CHECKING, Any, Literal
-
-from ..settings import config
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,19 +20,6 @@ if TYPE_CHECKING:
 WHEN = "evaluation in bf16; slower than bf16 without compile and on small models"
 MULTIPLE = 16  # the hardware requires multiples of it in both sizes of a matrix
 LEAST = 128  # smaller matrices lose more by scaling than they gain
-
-
-class Training(config.Training):
-    """How long, in which precision, and what a step is made of."""
-
-    # mypy does not want a wider type in a subclass.
-    precision: Literal["auto", "fp32", "tf32", "fp16", "bf16", "fp8"] = "auto"  # type: ignore[assignment]
-    """auto: bf16 on GPUs with compute capability 8.0 or higher, fp16 on 7.x, fp32 on other GPUs and
-    on a CPU. Or set fp32, tf32, fp16, bf16 or fp8."""
-
-    fp8_emulation: bool = False
-    """Round as fp8 does on any device. This is slow, and only for tests without such a GPU. No
-    effect unless `precision` is fp8."""
 
 
 def apply(model: Any, precision: str, emulate: bool) -> list[Row]:

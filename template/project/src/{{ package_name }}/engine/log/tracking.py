@@ -11,21 +11,9 @@ from typing import Any
 
 from ..errors import UserError, without_secrets
 from ..runs import is_run
-from ..settings.config import Auto, Section
 
 # Names in the environment whose values are never shown.
 SECRET = re.compile("KEY|TOKEN|PASSWORD|SECRET|UR[IL]")
-
-
-class Server(Section):
-    """Where a tracking server keeps the runs."""
-
-    project: str = ""
-    """W&B project, or MLflow experiment, that contains the runs. "" uses the package's name."""
-
-    offline: bool | Auto = "auto"
-    """true: nothing leaves this machine. auto: true without a login to W&B (`wandb login`, or
-    WANDB_API_KEY), or without MLFLOW_TRACKING_URI."""
 
 
 class Guarded:

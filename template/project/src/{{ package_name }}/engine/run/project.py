@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..data.loader import Loader
     from ..data.store import Store
     from ..interfaces import Dataset
-    from ..settings.config import Settings
+    from ..settings import EngineSettings
 
 
 @dataclass
@@ -29,7 +29,7 @@ class Project:
     `model` has the weights; `wrapped` is what a step calls.
     """
 
-    settings: Settings
+    settings: EngineSettings
     store: Store
     distributed: Distributed
     precision: Precision

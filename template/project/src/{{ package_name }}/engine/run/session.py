@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..data.store import SYNTHETIC
 from ..errors import NonFinite, UserError
@@ -23,7 +23,7 @@ from .run import Run
 
 if TYPE_CHECKING:
     from ..compute.distributed import Distributed
-    from ..settings.config import Settings
+    from ..settings import EngineSettings
     from .project import Project
 
 
@@ -32,8 +32,8 @@ class Session:
     """One call of `train` on the folder of a run; a context manager. `start` returns the run."""
 
     folder: Path
-    settings: Settings
-    assemble: Callable[[Settings], Project]
+    settings: EngineSettings
+    assemble: Callable[[Any], Project]
     distributed: Distributed  # only rank 0 writes and prints
     limit: int = 0  # stop this call after that step, whatever the length of the run
     resumed: bool = False

@@ -1,23 +1,46 @@
-"""Reads settings files, and checks what files, environment and flags set."""
+"""Where the values of settings come from: files, the environment and flags. Each value is a text.
+
+`settings.py` decides what a text means.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from reprlib import repr as shortened
-from typing import Any, ClassVar, TypeVar, get_args
+from typing import Any, ClassVar
 
 import yaml
-from pydantic import ValidationError
 
-from ..errors import UserError, note
-from .config import Settings, catalogue
+from .errors import UserError, note
 
-S = TypeVar("S", bound=Settings)
 Layer = tuple[str, dict[str, Any]]
 """The name of a source, as error lines show it, and its settings."""
 
+ENVIRONMENT = {
+    "DETERMINISTIC": "reproducibility.deterministic",
+    "SEED": "reproducibility.seed",
+    "NUM_WORKERS": "data.num_workers",
+    "PIN_MEMORY": "data.pin_memory",
+    "PREFETCH_FACTOR": "data.prefetch_factor",
+    "PERSISTENT_WORKERS": "data.persistent_workers",
+    "USE_AMP": "training.precision",
+    "ALLOW_UNSAFE_DATALOADER": "data.num_workers",
+}
+"""The environment variables that set something, with their settings; no other one is read.
+
+Of two that set the same, the later one takes precedence.
+"""
+
+# What switches set if that is not what they say; "" changes nothing.
+SWITCHES = {
+    "DETERMINISTIC": {"1": "warn"},
+    "USE_AMP": {"0": "fp32", "1": "auto"},
+    "ALLOW_UNSAFE_DATALOADER": {"0": "0", "1": ""},
+}
+# Other words for the two.
+DIGITS = {"false": "0", "off": "0", "no": "0", "true": "1", "on": "1", "yes": "1"}
 
 # What other programs call a setting, if its name here is not similar.
 ELSEWHERE = {
@@ -35,7 +58,7 @@ ELSEWHERE = {
 
 
 # If PyYAML was built with libyaml, that is ten times as fast.
-class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+class TextLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
     """Reads YAML in which every value is a text, as in the environment and in flags.
 
     The schema decides what a text means: `no` is false for a switch, and a name for a path.
@@ -58,7 +81,7 @@ def read(path: Path) -> dict[str, Any]:
     """Return the content of a YAML file. Raises `UserError`."""
     try:
         with path.open(encoding="utf-8-sig") as file:
-            tree = yaml.load(file, Loader) or {}
+            tree = yaml.load(file, TextLoader) or {}
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         what = f"cannot read it as YAML ({' '.join(str(error).split())})"
         raise UserError(what, str(path), "give a file of YAML in UTF-8") from error
@@ -66,36 +89,6 @@ def read(path: Path) -> dict[str, Any]:
         what = f"found {show(tree)} instead of settings"
         raise UserError(what, str(path), "write `section.key: value`")
     return tree
-
-
-def merge(
-    settings: S, layers: Iterable[Layer], errors: list[UserError], skip_unknown: bool = False
-) -> S:
-    """Return the settings with those of some sources; add an error for each one that is wrong.
-
-    A source takes precedence over those before it.
-
-    skip_unknown: a setting that this project does not have is only a note.
-    """
-    known = {**type(settings).model_fields, **catalogue(type(settings))}
-    for origin, key, value in flat(layers):
-        if key not in known:
-            if skip_unknown:
-                note(f"{key} is skipped, as this project has no such setting")
-            else:
-                errors.append(UserError(f"unknown setting {key!r}", origin, suggestion(key, known)))
-            continue
-        if settings.origins.get(key) == origin:
-            errors.append(UserError(f"setting {key!r} is given twice", origin, "keep one of them"))
-        if value in ("", "null") and type(None) in get_args(known[key].annotation):
-            value = None
-        try:
-            settings = settings.replaced({key: value}, origin)
-        except ValidationError as error:
-            reasons = dict.fromkeys(reason["msg"] for reason in error.errors())
-            what = f"{key} cannot be {show(value)}"
-            errors.append(UserError(what, origin, " or ".join(reasons)))
-    return settings
 
 
 def flat(layers: Iterable[Layer]) -> Iterator[tuple[str, str, Any]]:
@@ -110,6 +103,29 @@ def flat(layers: Iterable[Layer]) -> Iterator[tuple[str, str, Any]]:
                     yield origin, f"{name}.{key}", value
             elif content or "." in name:  # a section may be empty
                 yield origin, name, content
+
+
+def from_environment(environment: Mapping[str, str], known: Collection[str]) -> Iterator[Layer]:
+    """Yield a layer for each variable that is set; note those without effect.
+
+    known: the settings of this project.
+    """
+    for name in sorted(environment.keys() - ENVIRONMENT.keys()):
+        # 0.9 accepts NUM_WORKER, but not SPEED, which is only one letter away from SEED.
+        for meant in get_close_matches(name.upper(), ENVIRONMENT, 1, 0.9):
+            note(f"{name} is not a setting: environment: did you mean {meant}?")
+    names: dict[str, str] = {}
+    for name, key in ENVIRONMENT.items():
+        text = environment.get(name, "")
+        text = SWITCHES.get(name, {}).get(DIGITS.get(text.lower(), text), text)
+        # Containers pass `SEED=` for a variable that is not set.
+        if text and key in known:
+            if key in names:
+                note(f"${names[key]} has no effect: ${name} takes precedence")
+            names[key] = name
+            yield f"${name}", {key: text}
+        elif text:
+            note(f"${name} has no effect: this project has no setting {key}")
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
