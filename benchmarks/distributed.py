@@ -64,10 +64,9 @@ def begun(folder: Path, distributed: Any, shape: dict[str, Any]) -> Any:
     store = assembling.open_store(settings)
     run = folder / f"run-{os.getpid()}-of-{distributed.world}"
     run.mkdir()
-    build = lambda settings: assembling.assemble(settings, distributed, store)  # noqa: E731
     make = importlib.import_module("my_training.engine.run.session").Session
-    session = make(run, settings, build, distributed=distributed, trial=True).__enter__()
-    return session.start()
+    session = make(run, settings, distributed, trial=True).__enter__()
+    return session.start(assembling.assemble(settings, distributed, store))
 
 
 def per_second(run: Any, steps: int) -> float:

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import os
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -38,21 +37,6 @@ def shrink() -> None:
     SECONDS = 0.01
 
 
-class OneBatch:
-    """A loader that costs nothing."""
-
-    order = SimpleNamespace(step_fraction=lambda *place: 1.0)
-
-    def __init__(self, batch: dict[str, torch.Tensor]):
-        self.batch = batch
-
-    def __len__(self) -> int:
-        return 1
-
-    def epoch(self, number: int, start_batch: int = 0) -> Iterator[dict[str, torch.Tensor]]:
-        yield dict(self.batch)
-
-
 def measure(workload: str, rounds: int, quick: bool) -> list[tuple[float, float]]:
     """(estimated, measured) milliseconds of a step, by round; in the working folder. One more warms
     up.
@@ -66,23 +50,23 @@ def measure(workload: str, rounds: int, quick: bool) -> list[tuple[float, float]
         (name[2:], value) for name, value in zip(flags, flags, strict=True) if "fp8" not in name
     ]
     settings = get("settings").Settings.load(overrides=overrides)
-    store = get("assemble").open_store(settings)
-    whole = get("assemble").assemble(
-        settings, get("engine.compute.distributed").Distributed(), store
-    )
-    samples = {
-        name: value.clone() for name, value in next(whole.loader("train", True).epoch(0)).items()
-    }
-    step = get("measure.steps").Steps(whole, OneBatch(samples))
-    build: Any = lambda: get("model").build_model(settings, store.facts)  # noqa: E731
-    counted = get("measure.costs").count(build, samples, "fp32")
     estimates: Any = get("measure.estimates")
     if quick:
         estimates.fastest = functools.partial(estimates.fastest, seconds=SECONDS)
     times = []
-    for _ in range(rounds + 1):
-        expected, _ = estimates.this_cpu().step(counted)
-        times.append((1000 * expected, 1000 * estimates.fastest(step, seconds=SECONDS)))
+    with get("measure.trial").trial(settings) as run:
+        samples = {name: value.clone() for name, value in next(run.batches).items()}
+        run.batches = map(dict, itertools.repeat(samples))  # a loader that costs nothing
+
+        def step() -> None:
+            run.end_step(get("train").take_step(run, settings.optimizer.learning_rate))
+
+        facts = run.project.store.facts
+        build: Any = lambda: get("model").build_model(settings, facts)  # noqa: E731
+        counted = get("measure.costs").count(build, samples, "fp32")
+        for _ in range(rounds + 1):
+            expected, _ = estimates.this_cpu().step(counted)
+            times.append((1000 * expected, 1000 * estimates.fastest(step, seconds=SECONDS)))
     return times[1:]
 
 

@@ -136,12 +136,9 @@ class Ours:
         self.store = assembling.open_store(settings)
         run = Path(tempfile.mkdtemp(dir=folder))
         self.session = importlib.import_module("my_training.engine.run.session").Session(
-            run,
-            settings,
-            lambda settings: assembling.assemble(settings, distributed, self.store),
-            distributed,
-            trial=True,
+            run, settings, distributed, trial=True
         )
+        self.project = assembling.assemble(settings, distributed, self.store)
 
     def run(self) -> list[float]:
         run = self.session.run
@@ -175,7 +172,7 @@ def compare(torch: Any, folder: Path, threads: int, rounds: int, steps: int) -> 
             sys.stdout = nothing
             ours = Ours(folder, steps)
             with ours.session as session:
-                run = session.start()
+                run = session.start(ours.project)
                 store = run.project.store
                 data = np.asarray(store.arrays["tokens"].rows()[slice(*store.splits["train"])])
                 theirs = Theirs(torch, run.project, data, steps)

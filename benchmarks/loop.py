@@ -369,9 +369,9 @@ class Project:
         self.run_folder.mkdir()
         # A trial: the other loops keep no checkpoint.
         session_type = self.module("engine.run.session").Session
-        arguments = (self.run_folder, settings, self.assemble, self.distributed)
+        arguments = (self.run_folder, settings, self.distributed)
         with session_type(*arguments, trial=True) as session:
-            run = session.start()
+            run = session.start(self.assemble(settings))
             start = time.process_time()
             self.module("train").train(run)
             seconds = time.process_time() - start

@@ -98,9 +98,9 @@ class Ours:
         settings = load(overrides=[(key, str(value)) for key, value in given.items()])
         store = assembling.open_store(settings)
         run = Path(tempfile.mkdtemp(dir=folder))
-        build = lambda settings: assembling.assemble(settings, distributed, store)  # noqa: E731
+        self.project = assembling.assemble(settings, distributed, store)
         make = importlib.import_module("my_training.engine.run.session").Session
-        self.session = make(run, settings, build, distributed, trial=True)
+        self.session = make(run, settings, distributed, trial=True)
 
     def run(self) -> list[float]:
         """Seconds of each step."""
@@ -224,7 +224,7 @@ def measure_loop(torch: Any, folder: Path, rounds: int, steps: int) -> list[list
     for number in range(FIRST, rounds):
         made = Ours(folder, **{"training.max_steps": steps})
         with quiet(), made.session as session:
-            run = session.start()
+            run = session.start(made.project)
             batches = []
             for batch in itertools.islice(run.loader.epoch(0), steps):
                 names = {"input_ids": "source", "attention_mask": "present", "labels": "targets"}
@@ -256,12 +256,13 @@ def measure_epoch(torch: Any, folder: Path, pairs: list[Any], rounds: int) -> li
         with quiet():
             made = Ours(folder, **{"training.epochs": 1, "data.order": order})
             with made.session as session:
-                session.start()
+                session.start(made.project)
                 return tokens / sum(made.run())
 
     def theirs() -> float:
-        with quiet(), Ours(folder, **{"training.epochs": 1}).session as session:
-            return tokens / trainer(torch, session.start().project, pairs, folder)
+        with quiet():
+            project = Ours(folder, **{"training.epochs": 1}).project
+            return tokens / trainer(torch, project, pairs, folder)
 
     sides = {"bucket": lambda: ours("bucket"), "full": lambda: ours("full"), "Trainer": theirs}
     for number in range(FIRST, rounds):

@@ -134,18 +134,15 @@ def train(folder: Path, overrides: Row, loader: Any = None, around: Any = None) 
     settings = project("settings").Settings.load(overrides=words)
     place, start = Path(tempfile.mkdtemp(dir=folder)), time.perf_counter()
 
-    def build(settings: Any) -> Any:
-        store = assembling.open_store(settings)
-        built = assembling.assemble(settings, distributed, store)
-        built.loader_class = loader
-        return built
-
     with (
         open(place / "log", "w") as log,
         contextlib.redirect_stdout(log),
-        project("engine.run.session").Session(place, settings, build, distributed) as session,
+        project("engine.run.session").Session(place, settings, distributed) as session,
     ):
-        run = session.start()
+        session.write_settings()
+        built = assembling.build_project(place, settings, distributed)
+        built.loader_class = loader
+        run = session.start(built)
         run.save = lambda: None
         ready = time.perf_counter() - start
         with around or contextlib.nullcontext():

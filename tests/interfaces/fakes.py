@@ -287,8 +287,7 @@ class Loop:
     def next_batches(self) -> Any:
         batches = self._steps[0]
         for number, batch in enumerate(batches, start=1):
-            self.project.distributed.exchange_gradients(number == len(batches))
-            yield {**batch}
+            yield {**batch}, number == len(batches)
 
     def divisor(self) -> Tensor:
         return engine("run.run").Run.divisor(self)

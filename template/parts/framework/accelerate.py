@@ -9,6 +9,7 @@ of targets.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 from accelerate import Accelerator
@@ -57,7 +58,7 @@ def train(run: Run) -> None:
     while not run.should_stop:
         run.call_hooks("before_step")
         rate = learning_rate(run.step, run.num_steps, run.settings)
-        norm = take_step(run, rate, accelerator)
+        norm = take_step(run, rate, accelerator.backward)
         run.end_step(norm)
 
         if run.log_due:
@@ -69,21 +70,26 @@ def train(run: Run) -> None:
             run.save()
 
 
-def take_step(run: Run, rate: float, accelerator: Accelerator) -> Tensor:
-    """Update the weights once; return the norm () of the gradients. Nothing waits for the GPU."""
+def take_step(run: Run, rate: float, backward: Callable[..., None] = Tensor.backward) -> Tensor:
+    """Update the weights once; return the norm () of the gradients. Nothing waits for the GPU.
+
+    backward: Accelerate's in a training; by default PyTorch's own.
+    """
     model = run.project.wrapped
     optimizer = run.project.optimizer
     precision = run.project.precision
     scaler = precision.scaler  # without fp16, it does nothing
 
     # Forward and backward. The gradients of the micro-batches add up.
-    for batch in run.next_batches():
+    for batch, is_last in run.next_batches():
+        # Ranks exchange the sum, so only the last backward of a step exchanges.
+        run.project.distributed.exchange_gradients(is_last)
         with precision.autocast():
             output = model(batch)
         # These are gradients of `loss * total_weight`: a mean loss times its targets is a sum. So
         # all targets of a step have the same weight; `loss / accumulation` would be right only if
         # all micro-batches had as many targets.
-        accelerator.backward(output.loss, gradient=scaler.scale(output.total_weight))
+        backward(output.loss, gradient=scaler.scale(output.total_weight))
         run.meter.add(output)
 
     # Update: unscale, divide by the number of targets and clip, step, clear.

@@ -1,16 +1,16 @@
 """The training loop, run by Lightning's Trainer.
 
-To Lightning, a batch is one optimizer step: an iterator over its micro-batches. Precision, order,
-checkpoints and signals are the project's own. Lightning's resume is not used: it repeats the order
-of epoch 0 and restores no random state. So optimization is manual, and there is no logger, no
-checkpoint callback, no sampler and no second copy to the device.
+To Lightning, a batch is one optimizer step: its number, since the run has its micro-batches.
+Precision, order, checkpoints and signals are the project's own. Lightning's resume is not used: it
+repeats the order of epoch 0 and restores no random state. So optimization is manual, and there is
+no logger, no checkpoint callback, no sampler and no second copy to the device.
 """
 
 from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import lightning
@@ -18,7 +18,6 @@ from lightning.pytorch.plugins.environments import LightningEnvironment
 from torch import Tensor
 
 from .engine.compute.precision import mean_and_clip
-from .engine.interfaces import Batch
 from .engine.run.run import Run
 from .optimizer import learning_rate
 
@@ -32,9 +31,9 @@ class Steps:
     def __len__(self) -> int:
         return self.run.num_steps - self.run.step
 
-    def __iter__(self) -> Iterator[Iterator[Batch]]:
+    def __iter__(self) -> Iterator[int]:
         while True:
-            yield self.run.next_batches()
+            yield self.run.step
 
 
 class Module(lightning.LightningModule):
@@ -72,11 +71,11 @@ class Module(lightning.LightningModule):
     def on_train_start(self) -> None:
         self.run.signals.listen()  # Lightning has just installed its own signal handlers
 
-    def training_step(self, batches: Iterator[Batch], step_idx: int) -> None:
+    def training_step(self, batch: int, step_idx: int) -> None:
         run = self.run
         run.call_hooks("before_step")
         rate = learning_rate(run.step, run.num_steps, run.settings)
-        norm = self.take_step(batches, rate)
+        norm = take_step(run, rate, self.manual_backward)
         run.end_step(norm)
 
         if run.log_due:
@@ -87,36 +86,6 @@ class Module(lightning.LightningModule):
         if run.save_due:
             run.save()
         self.trainer.should_stop = run.should_stop
-
-    def take_step(self, batches: Iterator[Batch], rate: float) -> Tensor:
-        """Update the weights once; return the norm () of the gradients.
-
-        Nothing waits for the GPU.
-        """
-        run = self.run
-        optimizer = run.project.optimizer
-        precision = run.project.precision
-        scaler = precision.scaler  # without fp16, it does nothing
-
-        # Forward and backward. The gradients of the micro-batches add up.
-        for batch in batches:
-            with precision.autocast():
-                output = self.model(batch)
-            # These are gradients of `loss * total_weight`: a mean loss times its targets is a sum.
-            # So all targets of a step have the same weight; `loss / accumulation` would be right
-            # only if all micro-batches had as many targets.
-            self.manual_backward(output.loss, gradient=scaler.scale(output.total_weight))
-            run.meter.add(output)
-
-        # Update: unscale, divide by the number of targets and clip, step, clear.
-        for group in optimizer.param_groups:
-            group["lr"] = rate * group.get("lr_factor", 1.0)
-        scaler.unscale_(optimizer)
-        norm = mean_and_clip(optimizer, run.divisor(), run.settings.training.gradient_clip)
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad()
-        return norm
 
 
 def train(run: Run) -> None:
@@ -145,3 +114,36 @@ def train(run: Run) -> None:
         deterministic=None,  # already set
     )
     trainer.fit(Module(run))
+
+
+def take_step(run: Run, rate: float, backward: Callable[..., None] = Tensor.backward) -> Tensor:
+    """Update the weights once; return the norm () of the gradients. Nothing waits for the GPU.
+
+    backward: Lightning's in a training; by default PyTorch's own.
+    """
+    model = run.project.wrapped
+    optimizer = run.project.optimizer
+    precision = run.project.precision
+    scaler = precision.scaler  # without fp16, it does nothing
+
+    # Forward and backward. The gradients of the micro-batches add up.
+    for batch, is_last in run.next_batches():
+        # Ranks exchange the sum, so only the last backward of a step exchanges.
+        run.project.distributed.exchange_gradients(is_last)
+        with precision.autocast():
+            output = model(batch)
+        # These are gradients of `loss * total_weight`: a mean loss times its targets is a sum. So
+        # all targets of a step have the same weight; `loss / accumulation` would be right only if
+        # all micro-batches had as many targets.
+        backward(output.loss, gradient=scaler.scale(output.total_weight))
+        run.meter.add(output)
+
+    # Update: unscale, divide by the number of targets and clip, step, clear.
+    for group in optimizer.param_groups:
+        group["lr"] = rate * group.get("lr_factor", 1.0)
+    scaler.unscale_(optimizer)
+    norm = mean_and_clip(optimizer, run.divisor(), run.settings.training.gradient_clip)
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+    return norm

@@ -36,7 +36,9 @@ def take_step(run: Run, rate: float) -> Tensor:
     scaler = precision.scaler  # without fp16, it does nothing
 
     # Forward and backward. The gradients of the micro-batches add up.
-    for batch in run.next_batches():
+    for batch, is_last in run.next_batches():
+        # Ranks exchange the sum, so only the last backward of a step exchanges.
+        run.project.distributed.exchange_gradients(is_last)
         with precision.autocast():
             output = model(batch)
         # These are gradients of `loss * total_weight`: a mean loss times its targets is a sum. So

@@ -1,6 +1,6 @@
 """Show where the time and memory of a step go: the bottleneck, each layer, a trace.
 
-It runs the step that all frameworks share, first without and then with torch.profiler. It writes
+It runs `take_step` of `train.py`, first without and then with torch.profiler. It writes
 profile.md, trace.json.gz for ui.perfetto.dev, and on a GPU memory.pickle for
 pytorch.org/memory_viz, into the folder `trace/`.
 """
@@ -38,11 +38,11 @@ def run(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from ..engine.files import write_text
     from ..measure.profiling import measure, page
-    from ..measure.steps import stepping
+    from ..measure.trial import trial
 
-    with stepping(settings) as step:
+    with trial(settings) as run:
         OUTPUT.mkdir(exist_ok=True)
-        profiled = measure(step, OUTPUT, arguments.steps)
+        profiled = measure(run, OUTPUT, arguments.steps)
     text = page(profiled, SHOWN)
     write_text(OUTPUT / "profile.md", text)
     print(text, end="")

@@ -316,23 +316,32 @@ def words(overrides: Overrides) -> str:
 def find_learning_rate(settings: Settings) -> int:
     """Train a new model while the learning rate rises, and plot the loss (Smith 2015).
 
-    It ends when the loss exceeds four times its minimum, or is not finite. See arXiv:1506.01186.
+    It ends when the loss exceeds four times its minimum, or when a loss or a gradient is not finite.
+    See arXiv:1506.01186.
     """
     from tqdm import tqdm
 
-    from ..measure.steps import stepping
+    from ..engine.errors import NonFinite
+    from ..measure.trial import trial
+    from ..train import take_step
 
     rates: list[float] = []
     losses: list[float] = []
     means: list[float] = []
-    with stepping(settings) as step:
+    with trial(settings) as run:
         for number in tqdm(range(RATES), unit="step"):
-            rates.append(LOWEST * (HIGHEST / LOWEST) ** (number / (RATES - 1)))
-            for group in step.project.optimizer.param_groups:
-                group["lr"] = rates[-1]
-            losses.append(step().item())
+            rate = LOWEST * (HIGHEST / LOWEST) ** (number / (RATES - 1))
+            run.end_step(take_step(run, rate))
+            try:
+                _, _, metrics = run.meter.read()
+            except NonFinite:
+                if not losses:  # no learning rate is the cause
+                    raise
+                break
+            rates.append(rate)
+            losses.append(metrics["loss"])
             means = smooth(losses)
-            if not math.isfinite(losses[-1]) or (number > 10 and means[-1] > 4 * min(means)):
+            if number > 10 and means[-1] > 4 * min(means):
                 break
     best = suggested(rates, means)
     draw(PLOT, rates, losses, best)

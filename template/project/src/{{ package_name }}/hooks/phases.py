@@ -69,16 +69,14 @@ class Phases:
     def __len__(self) -> int:
         return len(self.settings)
 
-    def train(
-        self, folder: Path, changed: list[str], train_run: Callable[[Path, Settings], Session]
-    ) -> Session:
+    def train(self, folder: Path, train_run: Callable[..., Session], **options: Any) -> Session:
         """Train each phase that is not finished, in a folder of its own; return the last session.
 
-        changed: what a resume changes of the settings.
+        options: of the session of each phase.
         """
         is_main = self.distributed.is_main
         is_new = not is_run(folder)
-        if is_main and (changed or is_new):
+        if is_main and (options["changes"] or is_new):
             write_text(folder / CONFIG, self.whole.to_yaml())
         for phase in folder.glob("phase-*"):
             check_links(phase)
@@ -96,7 +94,7 @@ class Phases:
             phase = folder / f"phase-{number}"
             self.distributed.on_all_ranks(partial(self._make, phase))
             try:
-                session = train_run(phase, settings)
+                session = train_run(phase, settings, self.distributed, **options)
             except UserError:
                 if is_main and is_new:
                     remove_without_phases(folder)

@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
@@ -21,7 +21,11 @@ from tqdm import tqdm
 
 from ..engine.log.report import show, table
 from ..engine.run.environment import device_line
-from .steps import Steps
+from ..optimizer import learning_rate
+from ..train import take_step
+
+if TYPE_CHECKING:
+    from ..engine.run.run import Run
 
 RANGE = "layer: "
 BACKWARD = "autograd::engine::evaluate_function: "
@@ -53,30 +57,31 @@ class Profile(NamedTuple):
         return self.device.type == "cuda"
 
 
-def measure(step: Steps, folder: Path, number: int) -> Profile:
+def measure(run: Run, folder: Path, number: int) -> Profile:
     """Time `number` steps, then trace some; write trace.json.gz and memory.pickle."""
-    device = step.project.device
+    device = run.project.device
     cuda = device.type == "cuda"
     bar = tqdm(total=WARMUP + number + TRACED, unit="step")
 
-    def run(count: int) -> float:
-        """Run `count` steps, and return the mean time of a step."""
+    def train(count: int) -> float:
+        """Take `count` steps, and return the mean time of a step."""
         synchronize(device)
         start = time.perf_counter()
         for _ in range(count):
-            step()
+            rate = learning_rate(run.step, run.num_steps, run.settings)
+            run.end_step(take_step(run, rate))
             bar.update()
         synchronize(device)
         return (time.perf_counter() - start) / count
 
-    run(WARMUP)
-    step.waited = 0.0
-    seconds = run(number)
-    waited = step.waited / number
+    train(WARMUP)
+    run.meter.restart(run.step)
+    seconds = train(number)
+    waited = run.meter.waited / number
     if cuda:
         torch.cuda.memory._record_memory_history(max_entries=200_000)
-    with tracing(step.project.model, cuda) as traced:
-        traced_seconds = run(TRACED)
+    with tracing(run.project.model, cuda) as traced:
+        traced_seconds = train(TRACED)
     if cuda:  # for pytorch.org/memory_viz
         torch.cuda.memory._dump_snapshot(str(folder / "memory.pickle"))
         torch.cuda.memory._record_memory_history(enabled=None)

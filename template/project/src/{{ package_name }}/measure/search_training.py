@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from optuna.trial import Trial
 
     from ..engine.run.run import Run
-    from ..settings import Settings
 
 JOURNAL = "journal.log"
 RESULT = "result.json"
@@ -92,7 +91,7 @@ def end_with_parent() -> None:
 
 def train(folder: Path, number: int) -> int:
     """Train with the folder's settings, or resume, and write the result."""
-    from ..assemble import assemble, open_store
+    from ..assemble import build_project
     from ..engine.compute.distributed import Distributed
     from ..engine.run.session import Session
     from ..settings import Settings
@@ -105,14 +104,12 @@ def train(folder: Path, number: int) -> int:
     resumed = exists(run_folder / "checkpoints")
     run_folder.mkdir(exist_ok=True)
 
-    def build(settings: Settings) -> Any:
-        return assemble(settings, distributed, open_store(settings))
-
     try:
         settings = Settings.load(folder / SETTINGS)
-        session = Session(run_folder, settings, build, distributed, resumed=resumed, trial=True)
+        session = Session(run_folder, settings, distributed, resumed=resumed, trial=True)
         with session:
-            run = session.start()
+            session.write_settings()
+            run = session.start(build_project(run_folder, settings, distributed))
             run.trial = False  # evaluate, and save checkpoints for a resume
             run.hooks.all["search"] = watcher
             train_run(run)

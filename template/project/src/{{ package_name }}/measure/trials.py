@@ -61,11 +61,7 @@ class Trials:
     """
 
     def __init__(self, settings: Settings, store: Path, gpu: bool):
-        fixed = {
-            "profiles": {},
-            "data.path": str(store.absolute()),
-            "monitor.progress": False,
-        }
+        fixed = {"profiles": {}, "data.path": str(store.absolute())}
         self.settings = settings.replaced(fixed, "trial")
         self.window = WINDOW if gpu else 1
 
@@ -132,34 +128,20 @@ def main(loader: str) -> int:
 
     The settings already include environment variables, so these are not read again.
     """
-    from ..assemble import assemble, open_store
-    from ..engine.compute.distributed import Distributed
-    from ..engine.data.loader import Loader
-    from ..engine.run.session import Session
     from ..engine.runs import new_run
     from ..settings import Settings
     from ..train import train
     from . import plain_loader
+    from .trial import trial
 
-    distributed = Distributed()
-    kind: Any = plain_loader.Loader if loader == "plain" else Loader
+    loader_class = plain_loader.Loader if loader == "plain" else None
     try:
-        settings = Settings.load(Path(SETTINGS))
-        run = new_run("trial")
-
-        def build(settings: Settings) -> Any:
-            project = assemble(settings, distributed, open_store(settings))
-            project.loader_class = kind
-            return project
-
-        with Session(run, settings, build, distributed, trial=True) as session:
-            train(session.start())
-        return session.exit_code
+        with trial(Settings.load(Path(SETTINGS)), new_run("trial"), loader_class) as run:
+            train(run)
+        return 0
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.code
-    finally:
-        distributed.close()
 
 
 def figures(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ..data.order import make_order
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from ..compute.precision import Precision
     from ..data.loader import Loader
     from ..data.store import Store
-    from ..interfaces import Dataset
     from ..settings import EngineSettings
 
 
@@ -35,7 +35,7 @@ class Project:
     precision: Precision
     model: Any
     wrapped: Any
-    dataset: Dataset
+    dataset: ModuleType  # dataset.py; `Dataset` in `interfaces.py` says what it may have
     loader_class: type[Loader]
     build_optimizer: Callable[[Any, Any], torch.optim.Optimizer]
     optimizations: list[dict[str, str]]  # name, state and reason of each

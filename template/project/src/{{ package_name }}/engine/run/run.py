@@ -68,7 +68,6 @@ class Run:
         self.steps_per_epoch = math.ceil(len(self.loader) / self.accumulation)
         self.num_steps = training.max_steps or training.epochs * self.steps_per_epoch
         self.global_batch_size = self.loader.order.batch_size_all_ranks * self.accumulation
-        self.step_fraction = 1.0  # samples of the current step, as a fraction of a complete one
 
         self.log = RunLog(self.folder, settings, distributed.is_main, self.trial)
         self.closing.callback(self.log.close)
@@ -186,23 +185,28 @@ class Run:
         """Yield the batches from the next step on, epoch after epoch."""
         epoch, first, _ = self.batches_of(self.step)
         while True:
-            yield from self.loader.epoch(epoch, first)
+            batches = self.loader.epoch(epoch, first)
+            first_batch = next(batches)
+            # The loader has read by now how much memory the epoch before needed.
+            if self.project.device.type == "cuda":
+                torch.cuda.reset_peak_memory_stats(self.project.device)
+            yield first_batch
+            yield from batches
             epoch += 1
             first = 0
 
-    def next_batches(self) -> Iterator[Batch]:
-        """Yield the micro-batches of the next step. The last one exchanges gradients."""
-        epoch, first, end = self.batches_of(self.step)
-        order = self.loader.order
-        self.step_fraction = order.step_fraction(epoch, first, end, self.accumulation)
+    def next_batches(self) -> Iterator[tuple[Batch, bool]]:
+        """Yield the micro-batches of the next step, each with whether it is the last one."""
+        _, first, end = self.batches_of(self.step)
         for number in range(first + 1, end + 1):
-            self.project.distributed.exchange_gradients(number == end)
-            batch = self.meter.next_batch(self.batches)
-            # The loader has read by now how much memory the epoch before needed.
-            if number == 1 and self.project.device.type == "cuda":
-                torch.cuda.reset_peak_memory_stats(self.project.device)
-            yield batch
+            yield self.meter.next_batch(self.batches), number == end
             self.meter.count("forward/backward")
+
+    @property
+    def step_fraction(self) -> float:
+        """Samples of the next step, as a fraction of those of a complete one."""
+        epoch, first, end = self.batches_of(self.step)
+        return self.loader.order.step_fraction(epoch, first, end, self.accumulation)
 
     def divisor(self) -> Tensor:
         """Return the number () that turns the summed gradients into means over all ranks.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -33,7 +33,6 @@ class Session:
 
     folder: Path
     settings: EngineSettings
-    assemble: Callable[[Any], Project]
     distributed: Distributed  # only rank 0 writes and prints
     limit: int = 0  # stop this call after that step, whatever the length of the run
     resumed: bool = False
@@ -66,13 +65,16 @@ class Session:
 
     # --- the start
 
-    def start(self) -> Run:
-        """Build the project, check one batch and restore; return the run, ready to train."""
+    def write_settings(self) -> None:
+        """Make the folder of a new run a run; call it first, so that a killed start is one, too."""
         if self.is_main and not self.resumed:
             write_text(self.folder / CONFIG, self.settings.to_yaml())
+
+    def start(self, project: Project) -> Run:
+        """Check one batch and restore; return the run, ready to train."""
         run = Run(
             self.folder,
-            self.assemble(self.settings),
+            project,
             self.signals,
             self.closing,
             limit=self.limit,
