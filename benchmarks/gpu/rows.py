@@ -147,10 +147,10 @@ def train(folder: Path, overrides: Row, loader: Any = None, around: Any = None) 
         ready = time.perf_counter() - start
         with around or contextlib.nullcontext():
             project("train").train(run)
-        if session.exit_code:  # a signal: the row would be of fewer steps than the others
-            sys.exit(session.exit_code)
+        if run.exit_code:  # a signal: the row would be of fewer steps than the others
+            sys.exit(run.exit_code)
     record = project("engine.log.report").Record(place)
-    return Training(record.training, record.evaluations, session.run, ready)
+    return Training(record.training, record.evaluations, run, ready)
 
 
 @contextlib.contextmanager

@@ -267,7 +267,10 @@ class Loop:
         self.meter = engine("log.meter").Meter(self.project.distributed, skips)
         self.signals = self
         self.step = 0
+        self.accumulation = 1
         self.step_fraction = 1.0
+        order = SimpleNamespace(step_fraction=lambda *place: self.step_fraction)
+        self.loader = SimpleNamespace(order=order)
         self.norms: list[float] = []
         self.means: list[float] = []
         self.skipped: list[int] = []
@@ -288,6 +291,9 @@ class Loop:
         batches = self._steps[0]
         for number, batch in enumerate(batches, start=1):
             yield {**batch}, number == len(batches)
+
+    def batches_of(self, step: int) -> tuple[int, int, int]:
+        return 0, 0, len(self._steps[0])
 
     def divisor(self) -> Tensor:
         return engine("run.run").Run.divisor(self)

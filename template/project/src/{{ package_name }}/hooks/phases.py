@@ -22,7 +22,7 @@ from ..engine.runs import CONFIG, check_links, is_run
 if TYPE_CHECKING:
     from ..engine.compute.distributed import Distributed
     from ..engine.run.checkpoint import Checkpoint
-    from ..engine.run.session import Session
+    from ..engine.run.run import Run
     from ..engine.sources import Layer
     from ..settings import Settings
 
@@ -69,10 +69,10 @@ class Phases:
     def __len__(self) -> int:
         return len(self.settings)
 
-    def train(self, folder: Path, train_run: Callable[..., Session], **options: Any) -> Session:
-        """Train each phase that is not finished, in a folder of its own; return the last session.
+    def train(self, folder: Path, train_run: Callable[..., Run], **options: Any) -> Run:
+        """Train each phase that is not finished, in a folder of its own; return the last run.
 
-        options: of the session of each phase.
+        options: of each phase's `Session`.
         """
         is_main = self.distributed.is_main
         is_new = not is_run(folder)
@@ -94,14 +94,14 @@ class Phases:
             phase = folder / f"phase-{number}"
             self.distributed.on_all_ranks(partial(self._make, phase))
             try:
-                session = train_run(phase, settings, self.distributed, **options)
+                run = train_run(phase, settings, self.distributed, **options)
             except UserError:
                 if is_main and is_new:
                     remove_without_phases(folder)
                 raise
-            if not session.finished:
+            if not run.is_done:
                 break
-        return session
+        return run
 
     def _unfinished(self, folder: Path, last: int) -> int:
         """Return the phase to continue, at most the phase `last`.

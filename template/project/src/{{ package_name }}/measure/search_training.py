@@ -106,8 +106,7 @@ def train(folder: Path, number: int) -> int:
 
     try:
         settings = Settings.load(folder / SETTINGS)
-        session = Session(run_folder, settings, distributed, resumed=resumed, trial=True)
-        with session:
+        with Session(run_folder, settings, distributed, resumed=resumed, trial=True) as session:
             session.write_settings()
             run = session.start(build_project(run_folder, settings, distributed))
             run.trial = False  # evaluate, and save checkpoints for a resume
@@ -115,8 +114,8 @@ def train(folder: Path, number: int) -> int:
             train_run(run)
     finally:
         distributed.close()
-    if session.exit_code:
-        return session.exit_code
+    if run.exit_code:
+        return run.exit_code
 
     loss = run.progress.best_loss
     if not math.isfinite(loss):

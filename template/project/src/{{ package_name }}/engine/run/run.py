@@ -175,6 +175,11 @@ class Run:
         at_limit = 0 < self.limit <= self.step
         return self.is_done or at_limit or self.stop > 0
 
+    @property
+    def exit_code(self) -> int:
+        """0, or 128 + the signal that stopped the run (143 SIGTERM, 130 SIGINT)."""
+        return 128 + self.stop if self.stop else 0
+
     def _is_due(self, every_steps: int) -> bool:
         """Whether this step ends a period of `every_steps`; 0 stands for an epoch."""
         return self.step % (every_steps or self.steps_per_epoch) == 0
@@ -202,21 +207,17 @@ class Run:
             yield self.meter.next_batch(self.batches), number == end
             self.meter.count("forward/backward")
 
-    @property
-    def step_fraction(self) -> float:
-        """Samples of the next step, as a fraction of those of a complete one."""
-        epoch, first, end = self.batches_of(self.step)
-        return self.loader.order.step_fraction(epoch, first, end, self.accumulation)
-
     def divisor(self) -> Tensor:
         """Return the number () that turns the summed gradients into means over all ranks.
 
         An incomplete last step of an epoch is divided as a complete one, so its gradient is smaller
         by its fraction of the samples. DDP and FSDP average over the ranks, therefore `world`.
         """
+        epoch, first, end = self.batches_of(self.step)
+        fraction = self.loader.order.step_fraction(epoch, first, end, self.accumulation)
         distributed = self.project.distributed
         total_weight = distributed.sum_over_ranks(self.meter.total_weight()).clamp(min=1)
-        return total_weight / (distributed.world * self.step_fraction)
+        return total_weight / (distributed.world * fraction)
 
     def log_value(self, name: str, value: float | Tensor) -> None:
         """Add a number () of this step to the next record, which has the mean over steps and ranks.

@@ -134,18 +134,6 @@ class Session:
 
     # --- the outcome
 
-    @property
-    def exit_code(self) -> int:
-        """0, or 128 + the signal that ended the run (143 SIGTERM, 130 SIGINT)."""
-        if self.run is not None and self.run.stop:
-            return 128 + self.run.stop
-        return 0
-
-    @property
-    def finished(self) -> bool:
-        """Whether the run has come to its end."""
-        return self.run is not None and self.run.is_done
-
     def _write_outcome(self, error: BaseException | None) -> None:
         """Write status and report; remove the folder after an error found before the start."""
         if isinstance(error, UserError) and not self.resumed:
@@ -169,10 +157,11 @@ class Session:
             return "stopped", "its output was closed"
         if error is not None:
             return "failed", f"{type(error).__name__}: {error}"
-        if self.finished:
+        run: Any = self.run  # without an error, it has started
+        if run.is_done:
             return "finished", ""
-        if self.exit_code:
-            return "stopped", signal.Signals(self.exit_code - 128).name
+        if run.stop:
+            return "stopped", signal.Signals(run.stop).name
         return "stopped", "--max-steps"
 
 
