@@ -1,7 +1,13 @@
-"""`profile`: what belongs to which layer, what bounds a step, in every framework."""
+"""`profile`: what belongs to which layer, what bounds a step, in every framework; whose step it
+is."""
 
+import ast
 import gzip
+import importlib
+import os
 import re
+import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,11 +16,12 @@ from typing import Any
 import pytest
 import rendering
 import torch
+from forking import forked_trials
 from importing import imported
-from running import check_run
+from running import PACKAGE, check_run, run
 from sizes import TINY
 from torch import nn
-from variants import name, pairwise
+from variants import choices, name, pairwise
 
 
 def render(**answers: Any) -> Path:
@@ -55,6 +62,60 @@ def test_every_workload_has_its_layers(answers, tmp_path):
     calls = sum(int(row[3].replace(",", "")) for row in table(page, "Operations"))
     assert sum(int(row[5].replace(",", "")) for row in layers) > 0.75 * calls
     assert b'"layer: ' in gzip.decompress((tmp_path / "trace/trace.json.gz").read_bytes())
+
+
+# ---- the step ------------------------------------------------------------------------------------
+
+
+def edited(project: Path, folder: Path, line: str) -> Path:
+    """A copy of a project whose `take_step` begins with this line."""
+    copy = Path(shutil.copytree(project, folder / "edited"))
+    file = copy / f"src/{PACKAGE}/train.py"
+    lines = file.read_text().splitlines(keepends=True)
+    (step,) = (
+        node
+        for node in ast.parse("".join(lines)).body
+        if isinstance(node, ast.FunctionDef) and node.name == "take_step"
+    )
+    lines.insert(step.body[1].lineno - 1, f"    {line}\n")  # after its docstring
+    file.write_text("".join(lines))
+    return copy
+
+
+@pytest.mark.parametrize("framework", choices("framework"))
+@pytest.mark.first(1)
+def test_an_edit_of_take_step_is_in_every_measured_step(framework, tmp_path):
+    steps = tmp_path / "steps"
+    project = edited(
+        render(framework=framework, extras=["benchmark", "profile", "tune"]),
+        tmp_path,
+        f"open({str(steps)!r}, 'a').write('x')",
+    )
+
+    def few_rates() -> None:
+        importlib.import_module(f"{PACKAGE}.commands.tune").RATES = 5
+
+    trials = forked_trials(project)
+    for words, before, number in (
+        (("profile", "--steps", "2"), None, 3 + 2 + 3),
+        (("tune", "--learning-rate"), few_rates, 5),
+        (("benchmark", "--steps", "2", "--warmup", "1", "--processes", "1"), trials, 2 * 3),
+    ):
+        steps.write_text("")
+        done = run(project, *words, *TINY["tabular"], cwd=tmp_path / words[0], before=before)
+        assert len(steps.read_text()) == number, (words, done.err[-2000:])
+
+
+def test_a_signal_ends_a_measurement_at_once(tmp_path):
+    """It has nothing to save, unlike a training."""
+
+    def interrupted() -> None:
+        step = importlib.import_module(f"{PACKAGE}.train")
+        step.take_step = lambda *_: os.kill(os.getpid(), signal.SIGTERM)
+
+    done = run(render(), "profile", *TINY["tabular"], cwd=tmp_path, before=interrupted)
+    assert done.code == 128 + signal.SIGTERM
+    assert "saving" not in done.err
 
 
 # ---- layers --------------------------------------------------------------------------------------

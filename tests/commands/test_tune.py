@@ -12,7 +12,7 @@ import pytest
 import rendering
 from forking import forked_trials
 from importing import imported
-from running import PACKAGE, check_run, painted
+from running import PACKAGE, check_run, one_error, painted, run
 from sizes import TINY
 from variants import choices, name, pairwise
 
@@ -63,6 +63,29 @@ def test_learning_rate_of_every_workload(workload, place):
     rate = float(re.search(r"--optimizer.learning_rate (\S+)", done.out)[1])
     assert 1e-6 < rate <= 0.1
     assert (folder / "learning_rate.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def broken(*_: Any) -> None:
+    """Every batch is nan, so no loss is finite."""
+    rows = importlib.import_module(f"{PACKAGE}.engine.data.loader")
+    real = rows.deliver
+
+    def deliver(*arguments: Any) -> Any:
+        batch = real(*arguments)
+        batch["target"].fill_(math.nan)
+        return batch
+
+    rows.deliver = deliver
+
+
+def test_a_training_that_cannot_be_measured_is_one_error(tmp_path):
+    project = render(workload="tabular")
+    for words, before, line in (
+        (("--learning-rate",), broken, "the loss of step 1 is not finite: epoch 1"),
+        (("--steps", "1"), forked_trials(project, broken), "the loss of step .+: a short training"),
+    ):
+        done = run(project, "tune", *words, *TINY["tabular"], cwd=tmp_path, before=before)
+        one_error(done, line)
 
 
 # ---- decisions -----------------------------------------------------------------------------------

@@ -103,6 +103,9 @@ def run(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
         tune(tuner, arguments, store, card)
     except OutOfTime:
         tuner.say(f"{minutes:g} minutes are over: settings that were not repeated do not change")
+    except Failed as error:
+        where = "a short training of `tune`"
+        raise UserError(str(error), where, "run `train` to see all of its output") from error
     finally:
         tuner.bar.close()
 
