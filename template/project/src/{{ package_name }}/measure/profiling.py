@@ -62,26 +62,14 @@ def measure(run: Run, folder: Path, number: int) -> Profile:
     device = run.project.device
     cuda = device.type == "cuda"
     bar = tqdm(total=WARMUP + number + TRACED, unit="step")
-
-    def train(count: int) -> float:
-        """Take `count` steps, and return the mean time of a step."""
-        synchronize(device)
-        start = time.perf_counter()
-        for _ in range(count):
-            rate = learning_rate(run.step, run.num_steps, run.settings)
-            run.end_step(take_step(run, rate))
-            bar.update()
-        synchronize(device)
-        return (time.perf_counter() - start) / count
-
-    train(WARMUP)
+    take_steps(run, WARMUP, bar)
     run.meter.restart(run.step)
-    seconds = train(number)
+    seconds = take_steps(run, number, bar)
     waited = run.meter.waited / number
     if cuda:
         torch.cuda.memory._record_memory_history(max_entries=200_000)
     with tracing(run.project.model, cuda) as traced:
-        traced_seconds = train(TRACED)
+        traced_seconds = take_steps(run, TRACED, bar)
     if cuda:  # for pytorch.org/memory_viz
         torch.cuda.memory._dump_snapshot(str(folder / "memory.pickle"))
         torch.cuda.memory._record_memory_history(enabled=None)
@@ -101,6 +89,19 @@ def measure(run: Run, folder: Path, number: int) -> Profile:
         layers=attribute(events, cuda),
         operations=operations,
     )
+
+
+def take_steps(run: Run, count: int, bar: tqdm) -> float:
+    """Take `count` steps; return the mean seconds of one."""
+    device = run.project.device
+    synchronize(device)
+    start = time.perf_counter()
+    for _ in range(count):
+        rate = learning_rate(run.step, run.num_steps, run.settings)
+        run.end_step(take_step(run, rate))
+        bar.update()
+    synchronize(device)
+    return (time.perf_counter() - start) / count
 
 
 @contextmanager
