@@ -319,7 +319,7 @@ def words(overrides: Overrides) -> str:
 def find_learning_rate(settings: Settings) -> int:
     """Train a new model while the learning rate rises, and plot the loss (Smith 2015).
 
-    It ends when the loss exceeds four times its minimum, or when a loss or a gradient is not finite.
+    It ends when the loss exceeds four times its minimum, or when a loss or gradient is not finite.
     See arXiv:1506.01186.
     """
     from tqdm import tqdm
