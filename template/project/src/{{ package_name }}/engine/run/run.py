@@ -29,7 +29,6 @@ from .evaluation import evaluate
 from .progress import Hooks, Progress, RankStates
 
 if TYPE_CHECKING:
-    from ..data.order import Order
     from .project import Project
 
 FIRST_STEPS = (1, 2, 5, 10, 20)  # logged, too, so that a new run soon shows something
@@ -215,8 +214,7 @@ class Run:
         by its fraction of the samples. DDP and FSDP average over the ranks, therefore `world`.
         """
         epoch, first, end = self.batches_of(self.step)
-        order: Order = self.loader.order
-        fraction = order.step_fraction(epoch, first, end, self.accumulation)
+        fraction: float = self.loader.order.step_fraction(epoch, first, end, self.accumulation)
         distributed = self.project.distributed
         total_weight = distributed.sum_over_ranks(self.meter.total_weight()).clamp(min=1)
         return total_weight / (distributed.world * fraction)
