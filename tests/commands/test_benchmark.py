@@ -250,21 +250,6 @@ def test_figures_repeat_within_their_printed_spread(processes):
     assert mean(one["gain"] for one, _ in pairs) == pytest.approx(20 / 18, rel=0.01)
 
 
-def test_a_row_is_compared_with_fp32_in_its_own_order(tmp_path):
-    """Bucketed batches have other losses, as they should."""
-    module = measurements()
-    orders = ("full", "bucket", "bucket")
-    plans = [
-        module.Plan("cumulative", "", "", {"data.order": order, "n": n})
-        for n, order in enumerate(orders)
-    ]
-    about = dict.fromkeys(("protocol", "environment", "state"), "made up")
-    measured = module.Measurements(tmp_path, plans, about)
-    for loss, plan in enumerate(plans):
-        measured.of(plan).append({"loss": loss, "state": {"precision": "fp32"}})
-    assert [measured.losses_of_fp32(plan) for plan in plans] == [[0], [1], [1]]
-
-
 @pytest.mark.parametrize(
     ("losses", "flagged"),
     [

@@ -89,23 +89,6 @@ def test_an_lstm_counts_all_its_steps():
         assert is_half == (on_gpu and precision == "bf16")
 
 
-@pytest.mark.parametrize("workload", ["timeseries", "windows"])
-def test_a_checkpointed_lstm_needs_less_memory(workload, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    project = render(workload=workload)
-    settings = imported(project, "settings").Settings.load(overrides=[("data.batch_size", "256")])
-    store = imported(project, "assemble").open_store(settings)
-    distributed = imported(project, "engine.compute.distributed").Distributed()
-    whole = imported(project, "assemble").assemble(settings, distributed, store)
-    samples = next(whole.loader("train", True).epoch(0))
-    build = imported(project, "model").build_model
-    count = imported(project, "measure.costs").count
-    of = [count(lambda: build(settings, store.facts), samples, "fp32", on) for on in (False, True)]
-    activations = [costs.parts["activations"] for costs in of]
-    assert activations[1] < 0.6 * activations[0]
-    assert of[1].flops > of[0].flops
-
-
 @pytest.mark.first(3)
 @pytest.mark.parametrize("workload", choices("workload"))
 def test_fake_tensors_count_what_a_real_step_does(workload, tmp_path, monkeypatch):

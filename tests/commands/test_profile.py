@@ -189,20 +189,6 @@ def test_a_compiled_block_is_one_layer():
 # ---- the verdict ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("split", "products", "kind"),
-    [
-        ((0.5, 0.4, 0.1), 0.9, "input"),
-        ((0.0, 0.3, 0.7), 0.9, "launch"),
-        ((0.0, 0.9, 0.1), 0.2, "memory"),
-        ((0.05, 0.9, 0.05), 0.8, "compute"),
-    ],
-)
-def test_verdicts(split, products, kind):
-    shares = dict(zip(("data", "compute", "idle"), split, strict=True))
-    assert module().verdict(shares, products, cuda=True)[0] == kind
-
-
 def test_the_largest_share_decides():
     for split, products, kind in (
         ((0.10, 0.24, 0.66), 0.9, "launch"),

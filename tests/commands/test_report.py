@@ -133,16 +133,6 @@ def test_how_it_ended(undrawn, tmp_path, state, reason, expected):
     assert "- best: no evaluation with a finite loss yet" in page
 
 
-@pytest.mark.parametrize("tail", ["", "\x00\ufffd\n", '{"step": 9, "lo'])
-def test_what_is_cut_or_damaged_is_left_out(undrawn, tmp_path, tail):
-    empty = make_run(tmp_path / "empty", tail=tail)
-    (empty / "env.json").write_text('{"state": "fin')
-    (empty / "status.json").write_text('{"state": "fin')
-    assert "at step 0\n- best: no evaluation with a finite loss yet\n" in page_of(empty)
-    cut = make_run(tmp_path / "cut", steps(100), tail=tail)
-    assert page_of(cut).replace("cut", "run") == page_of(make_run(tmp_path / "run", steps(100)))
-
-
 # Each is in the place of a line. None of them is a record.
 NO_RECORDS = (
     '{"stfp": 155, "loss": 9.0}',

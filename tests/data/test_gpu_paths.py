@@ -11,10 +11,8 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -145,58 +143,6 @@ def test_late_copies_give_the_same_batches_by_threads_on_their_own_card(
     assert all(calls == [CARD] for calls in threads)
 
 
-def test_a_card_that_has_failed_does_not_keep_the_loader_from_closing(folder, gpu, monkeypatch):
-    """After a device-side assert every call raises; the run must still report what happened."""
-
-    def fail(device=None):
-        raise RuntimeError("CUDA error: device-side assert triggered")
-
-    before = set(threading.enumerate())
-    loader = chunk_loader(folder, "time", 0.001)
-    batches = loader.epoch(0)
-    next(batches)
-    monkeypatch.setattr(torch.cuda, "synchronize", fail)
-    batches.close()
-    loader.close()
-    assert set(threading.enumerate()) <= before
-
-
-@pytest.mark.parametrize("resident", ["auto", True])
-def test_memory_that_another_process_took_ends_only_who_insists(resident, folder, gpu):
-    def refuse_once(size):
-        loader._chunks._allocate = allocate
-        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
-
-    expected = delivered(make("memmap", Pages, folder, settings("full"), train=False))
-    loader = chunk_loader(folder, "full", "auto", resident)
-    allocate = loader._chunks._allocate
-    loader._chunks._allocate = refuse_once
-    if resident == "auto":
-        assert_equal(delivered(loader), expected)
-        return
-    with pytest.raises(torch.cuda.OutOfMemoryError):
-        next(loader.epoch(0))
-    loader.close()
-
-
-def test_random_numbers_come_back_on_another_number_of_cards(monkeypatch):
-    """Only the generator of the card in use is saved; a CPU saves none, and leaves it alone."""
-    progress = module("engine.run.progress")
-    on_cpu = progress.random_state()
-    card = [torch.tensor([27])]
-    with monkeypatch.context() as patch:
-        patch.setattr(torch.cuda, "is_available", lambda: True)
-        patch.setattr(torch.cuda, "get_rng_state", lambda: card[0])
-        patch.setattr(torch.cuda, "set_rng_state", lambda state: card.insert(0, state))
-        saved = progress.random_state()
-        card.insert(0, torch.tensor([0]))
-        progress.set_random_state(on_cpu)
-        assert card[0] == 0
-        progress.set_random_state(saved)
-        assert card[0] == 27
-    progress.set_random_state(saved)
-
-
 FULL = "out of GPU memory: train: try, in this order: "
 SAID = {  # by a CUDA library, none of it by a class of its own; and what is explained
     "CUDA error: out of memory\nCUDA kernel errors might be reported later": FULL,
@@ -255,64 +201,3 @@ def test_what_torch_reads_once_is_set_before_it_loads(given, tmp_path):
     command = [sys.executable, "-m", "my_training", "train"]
     out = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True).stdout
     assert json.loads(out.splitlines()[-1]) == [given or "expandable_segments:True"] * 2
-
-
-@pytest.mark.parametrize(
-    ("device", "fails", "leaves"), [("cuda", True, 0), ("cuda", False, 1), ("cpu", True, 1)]
-)
-def test_a_rank_that_fails_alone_does_not_wait_for_the_others_to_leave(
-    device, fails, leaves, monkeypatch
-):
-    """NCCL waits for all ranks of a host, which wait for this one until it ends."""
-    group_module = imported(render(distributed="ddp"), "engine.compute.group")
-    left = []
-    monkeypatch.setattr(group_module.dist, "is_initialized", lambda: True)
-    monkeypatch.setattr(group_module.dist, "destroy_process_group", lambda: left.append(True))
-    monkeypatch.setattr(group_module.time, "sleep", lambda seconds: None)
-    group = SimpleNamespace(device=torch.device(device), _vote=None, store=None)
-    with contextlib.suppress(ValueError):
-        try:
-            if fails:
-                raise ValueError("of this rank")
-        finally:
-            group_module.Group.close(group)
-    assert len(left) == leaves
-
-
-def test_what_the_optimizer_takes_is_read_from_events_at_records(monkeypatch):
-    """Python runs ahead: a step takes it 1 ms, and the GPU 5 ms forward and backward, 2 ms the
-    optimizer."""
-    host = [0.0]
-    gpu = [0.0]
-
-    class Marked:
-        def __init__(self, enable_timing):
-            assert enable_timing
-
-        def record(self):
-            self.time = gpu[0]
-
-        def elapsed_time(self, end):
-            return 1000 * (end.time - self.time)
-
-    monkeypatch.setattr(torch.cuda, "Event", Marked)
-    monkeypatch.setattr(time, "perf_counter", lambda: host[0])
-    distributed = SimpleNamespace(device=CARD, sum_over_ranks=lambda tensor: tensor)
-    meter = module("engine.log.meter").Meter(distributed, skips=True)
-    output = module("engine.interfaces").Output(torch.tensor(1.0), torch.tensor(1.0))
-    for step in range(1, 14):
-        meter.next_batch(iter([{}]))
-        host[0] += 0.001
-        gpu[0] += 0.005
-        meter.add(output)
-        meter.count("forward/backward")
-        gpu[0] += 0.002
-        meter.end_step(torch.tensor(1.0))
-        if step in (1, 3, 13):
-            assert meter.times["optimizer"] == pytest.approx(0.002 * {1: 0, 3: 1, 13: 3}[step])
-            host[0] = gpu[0]  # waits for the GPU
-            meter.read()
-            meter.restart(step)
-    assert meter.times["optimizer"] == pytest.approx(0.002 * 13)
-    assert meter.times.total() == pytest.approx(gpu[0])
-    assert meter.times["Python"] == pytest.approx(0)

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute
@@ -30,7 +29,6 @@ from running import one_error
 from workload import Workload
 
 SERIES = Workload("timeseries")
-WINDOWS = Workload("windows")
 SMALL = ("--model.width", "8", "--training.max_steps", "6", "--evaluation.every_steps", "6")
 
 
@@ -162,29 +160,6 @@ def test_a_time_that_is_not_later_has_the_remedy_for_its_kind(tmp_path):
     one_error(prepare(tmp_path, "timeseries", path), says)
 
 
-BAD_TIMES = {
-    "a format without a month": (series(GRID[::96]), "%Y/%d", "'2024-01-01.* %Y/%d: table.csv"),
-    "a text among milliseconds": (
-        series([*GRID[:70].astype("M8[ms]").astype(int), "soon", 1_800_000_000_000]),
-        "ms",
-        "'soon' is not a time in the format ms: .*row 71",
-    ),
-    "milliseconds, then seconds": (
-        series([*(GRID[:99].astype(int) * 1000), 1_800_000_000]),
-        "ms",
-        "not later than the time before",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", BAD_TIMES)
-def test_times_without_the_format_that_is_given_are_one_line(name, tmp_path):
-    content, time_format, says = BAD_TIMES[name]
-    path = written(tmp_path, content)
-    flags = f"--history 4 --horizon 1 --time-format {time_format}"
-    one_error(prepare(tmp_path, "timeseries", path, flags), says)
-
-
 # ---- columns -------------------------------------------------------------------------------------
 
 
@@ -278,42 +253,3 @@ def test_na_is_a_ticker_if_a_flag_says_so(tmp_path):
 
 
 # ---- files of windows ----------------------------------------------------------------------------
-
-FEATURES = np.random.default_rng(0).normal(size=(400, 16, 3))
-TARGETS = np.random.default_rng(1).normal(size=(400, 2))
-
-
-# name: datasets, the error, flags
-BAD_WINDOWS: dict[str, tuple[dict[str, np.ndarray], str, str]] = {
-    "not finite": (
-        {"features": FEATURES, "targets": np.where(TARGETS > 2, np.nan, TARGETS)},
-        "value .* in column [01] is missing or not finite as float32: windows.h5, targets rows .*: fix it",
-        "",
-    ),
-    "beyond float32": (
-        {"features": FEATURES, "targets": TARGETS * np.where(TARGETS > 2, 1e39, 1)},
-        "value .* in column 0 is missing or not finite as float32: windows.h5, targets rows",
-        "--dtype float16",
-    ),
-    "a purge below 0": (
-        {"features": FEATURES, "targets": TARGETS},
-        "-1 windows cannot be left out: --purge: use 0 or more",
-        "--purge -1",
-    ),
-    "other names": ({"X": FEATURES, "y": TARGETS}, "it has X, y: name two with --datasets", ""),
-    "one target": (
-        {"features": FEATURES, "targets": TARGETS[:, 0]},
-        r"shape \(400,\) where \(N, H\) .*'targets': write the targets as \(N, H\)",
-        "",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", BAD_WINDOWS)
-def test_bad_windows_are_one_line_with_the_remedy(name, tmp_path):
-    datasets, says, flags = BAD_WINDOWS[name]
-    with h5py.File(tmp_path / "windows.h5", "w") as file:
-        for name, rows in datasets.items():
-            file[name] = rows
-    words = ("prepare", "--input", "windows.h5", *flags.split())
-    one_error(WINDOWS.run(*words, cwd=tmp_path), says)

@@ -2,7 +2,6 @@
 sequence."""
 
 import multiprocessing
-import os
 import random
 import re
 import time
@@ -17,7 +16,6 @@ from fakes import (
     DTYPES,
     LOADERS,
     ORDERS,
-    Augmented,
     as_stored,
     content,
     engine,
@@ -293,18 +291,6 @@ def test_loaders_of_a_store_share_the_rows_on_the_device(loader, make, opened):
     training.close()
     assert not first.keys() & kept.keys()
     assert epoch_of(validation) == expected[1]
-
-
-def test_a_worker_that_dies_is_one_line(make):
-    class Deadly(Augmented):
-        def host(self, rows, indices, epoch):
-            os.kill(os.getpid(), 9)
-            return rows
-
-    made = make("dataloader", Deadly(shapes()["host"].tables, tight=False), num_workers=1)
-    user_error = engine("errors", loader="dataloader").UserError
-    with pytest.raises(user_error, match=r"worker died: 1 workers: .*num_workers"):
-        next(made.epoch(0))
 
 
 def test_the_start_of_a_run_shows_workers_chunks_and_what_is_resident(opened):

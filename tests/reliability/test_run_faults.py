@@ -207,28 +207,6 @@ def test_nothing_is_written_through_a_link_out_of_a_run(place, tmp_path_factory,
     assert (folder / "notes.txt").read_text() == "mine"
 
 
-def test_a_run_made_before_an_update_is_one_line_that_names_its_commit(place):
-    """Its data, in its own record or in the folder, and its checkpoints have an older format."""
-    folder = place / "runs/first"
-    (folder / "env.json").write_text('{"git": "1a2b3c4"}')
-    record = (folder / "data.json").read_text()
-    (folder / "data.json").write_text('{"format": 4, "seal": ""}')
-    for words in (("train", "--resume"), ("evaluate",), ("predict",)):
-        says = "format 4, this project reads .*runs/first.*its commit 1a2b3c4"
-        one_error(run(TABULAR, *words, cwd=place), says)
-    (folder / "data.json").write_text(record)
-
-    def older() -> None:
-        from my_training.engine.run import checkpoint  # type: ignore[import-not-found]
-
-        checkpoint.FORMAT += 1
-
-    for words in (("train", "--resume"), ("evaluate",)):
-        says = "the checkpoint has format .*: go back to its commit 1a2b3c4"
-        one_error(run(TABULAR, *words, cwd=place, before=older), says)
-    check_run(TABULAR, "train", "--resume", cwd=place)
-
-
 # ---- weights of other programs -------------------------------------------------------------------
 
 

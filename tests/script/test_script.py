@@ -305,6 +305,14 @@ def test_a_run_in_phases_resumes_inside_a_phase_bit_for_bit(tmp_path):
     assert [len(phase) for phase in whole] == [32, 22, 12]
     assert whole[1][0] < whole[0][0], "a phase starts from the weights of the one before"
 
+    # `--phase 1` is what the command line says; another one begins where the newest run ends.
+    cwd = tmp_path / "single"
+    cwd.mkdir()
+    prose(cwd / "data.file")
+    for phase in "123":
+        assert run_script(project, *words, "--phase", phase, cwd=cwd).code == 0
+    assert losses_of_phases(cwd) == whole
+
 
 def losses_of_phases(cwd: Path) -> list[list[float]]:
     losses_by_phase = []
@@ -312,21 +320,3 @@ def losses_of_phases(cwd: Path) -> list[list[float]]:
         records = map(json.loads, path.read_text().splitlines())
         losses_by_phase.append([record["loss"] for record in records])
     return losses_by_phase
-
-
-def test_one_phase_alone_is_the_same_phase(tmp_path):
-    """`--phase 1` is what the command line says, and `--phase 2` begins where the newest run ends."""
-    project = shutil.copytree(script("llm"), tmp_path / "project")
-    main = '\nif __name__ == "__main__":'
-    replace(project / "train.py", main, PHASES + main)
-    words = words_of("llm", steps=30, accumulation=1)
-    for name in ("whole", "single"):
-        (tmp_path / name).mkdir()
-        prose(tmp_path / name / "data.file")
-    assert run_script(project, *words, cwd=tmp_path / "whole").code == 0
-    for phase in "123":
-        done = run_script(project, *words, "--phase", phase, cwd=tmp_path / "single")
-        assert done.code == 0, done.err
-    assert losses_of_phases(tmp_path / "single") == losses_of_phases(tmp_path / "whole")
-    done = run_script(project, *words, "--phase", "4", cwd=tmp_path / "single")
-    assert "error: there is no phase 4" in done.err

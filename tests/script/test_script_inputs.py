@@ -18,69 +18,21 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+import yaml
 from running import Result, one_error
 from scripts import CASES, run_script, script
 from test_script import every_script, load_script
 
 Content = str | bytes | Callable[[Path], None]
+Files = dict[str, tuple[Content, str]]  # by name: the content, and the reason of the line
 
+TABLE = yaml.safe_load(Path(__file__).with_name("inputs.yml").read_text(encoding="utf-8"))
+LONG = "x" * 5000
 # Words of the command line, and the reason that the line names.
-EVERYWHERE = {
-    "--widht 3": "unrecognized arguments: --widht 3: see --width",
-    "--training.max_steps 5": "unrecognized arguments: --training.max_steps 5: see --max_steps",
-    "--MaxSteps=5": "unrecognized arguments: --MaxSteps=5: see --max",
-    "--epoch 5": "unrecognized arguments: --epoch 5: see --epochs",
-    "–epochs 5": "unrecognized arguments: –epochs 5: see --epochs",
-    "--no-fused": "unrecognized arguments: --no-fused: see --fused",
-    "--colour red": "unrecognized arguments: --colour red: see --help",
-    "5": "unrecognized arguments: 5",
-    "https://me:secret@host/a.csv": "https:/…@host/a.csv",
-    "--width": "--width: expected one argument",
-    "--batch-size 1.5": "--batch-size/--batch_size: invalid int value: '1.5'",
-    "--seed 5000000000": "out of range: --seed: use 0 to 4294967295",
-    "--width 0": "0 is out of range: --width: use 1 to",
-    "--learning_rate nan": "nan is out of range: --learning_rate",
-    "--learning_rate 2": "out of range: --learning_rate: use 0 to 1",
-    "--precision fp8": "invalid choice: 'fp8' (choose from",
-    "--fused maybe": "'maybe' is neither on nor off",
-    "--no-optimize=1": "--no-optimize",
-    "--benchmark --rounds 0": "0 is out of range: --rounds",
-    "--resume": "settings.json: check --resume",
-    "--resume nowhere": "'nowhere/settings.json'): nowhere/settings.json: check --resume",
-    f"--resume {'x' * 5000}": "no run to resume ([Errno",
-    "--resume cut": "no run to resume (",
-    "--resume list": "no run to resume (",
-    "--resume other": "no run to resume (",
-    "--resume null": "no run to resume (",
-    "--data no": "no",
+EVERYWHERE = TABLE["everywhere"] | {
+    f"--resume {LONG}": "no run to resume ([Errno",
+    f"--data {LONG}": "",
     "--data ~/no": f"{Path.home()}/no",
-    f"--data {'x' * 5000}": "",
-}
-# settings.json of a run, by the name of its folder
-BROKEN = {"cut": "", "list": "[]", "other": '{"widht": 3}', "null": '{"width": null}'}
-ONE_FILE = {"--data .": "s a directory"}
-SPLITS = {
-    "--split 0.6,0.2,0.1": "use fractions that add up to 1",
-    "--split a,b,c": "'a,b,c' does not split",
-    "--split nan,1,0": "'nan,1,0' does not split",
-    "--split=-0.5,1,0.5": "does not split",
-    "--split 1e99,1,1": "does not split",
-}
-# Of a CSV file, by its name.
-TABLES: dict[str, tuple[Content, str]] = {
-    "empty": ("", "no table: empty: write rows after a header"),
-    "header": ("a,b\n", "no table: header: write rows after a header"),
-    "pandas": (",a,b\n1,2,3\n", "no table: pandas: write rows after a header"),
-    "twice": ("a,b,b\n1,2,3\n", "3 cells for 2 different column names: twice, row 1"),
-    "short": ("a,b\n1,2\n3\n", "1 cells for 2 different column names: short, row 3"),
-    "latin": (b"a,b\xff\n1,2\n", "cannot read the file ('utf-8' codec"),
-    "field": (f"a,b\n1,{'9' * 200_000}\n", "cannot read the file (field larger than"),
-    "sep": ("sep=;\na;b\n1;2\n", "no table: sep: .*separated by commas; remove `sep=`"),
-    "comment": ("# of 2024\na,b\n1,2\n", "no table: comment: .*comments above it"),
-    "commented": ("# by me, of 2024\na,b,c\n1,2,3\n", "names: commented, row 2: .*and comments"),
-    "last_comma": ("a,b,\n1,2,\n", "no table: last_comma: .*empty names (a last comma"),
-    "longer": ("a,b\n1,2,\n", "names: longer, row 2: .*remove a last comma"),
-    "tabs": ('a\tb\n1\t"2"\n', "no table: tabs: .*separated by commas"),
 }
 STOCK = "date,open,high,low,close,volume\n"
 DAYS = "".join(f"{day},1,1,1,1,7\n" for day in np.arange("2024", "2025", dtype="M8[D]"))
@@ -128,145 +80,69 @@ def damaged_gzip(path: Path) -> None:
 
 FEATURES = np.ones((100, 4, 2))
 TARGETS = np.ones((100, 1))
+JULIAN = 2_460_000 + np.arange(800).reshape(100, 4, 2) / 24
 PAIRS = "".join(f"a{row}\tb{row}\n" for row in range(60))
-FILES: dict[str, dict[str, tuple[Content, str]]] = {
-    "timeseries": {
-        **TABLES,
-        "gap": ("time,a\n2024-01-01,1\n2024-01-02,\n", "not a finite number: gap, row 3"),
-        "large": ("time,a\n1,1e39\n", "not a finite number: large, row 2: fix this row"),
-        "month": ("time,a\n2024-31-01,1\n", "month must be in 1..12"),
-        "naive": ("time,a\n2024-01-01,1\n2024-01-02T00Z,2\n", "naive and .*: naive, row 3"),
-        "mixed": ("time,a\n2024-01-01,1\n1704153600,2\n", "mixed, row 3: fix this row"),
-        "hour": ("time,a\n" + 2 * "2024-10-27 02:30,1\n", "hour, row 3: .*an hour comes twice"),
-        "clock": ("date,clock,a\n2024-01-01,00:00,1\n", "'00:00' is not .*date and clock in one"),
-        "dollar": ("time,a\n1,1\n2,$5\n", "'$5' is not a finite number: dollar, row 3"),
-        "percent": ("time,a\n1,5%\n", "'5%' is not a finite number"),
-        "unit": ("time,a\n1,5 kg\n", "'5 kg' is not a finite number: .*without a unit"),
-        "decimal": ('time,a\n1,"0,500"\n', "'0,500' is not a finite number"),
-        "back": ("time,a\n2024-01-02,1\n2024-01-01,1\n", "the time does not increase: back, row 3"),
-        "no_time": ("time,a\nNaT,1\n", "Invalid isoformat string: .*no_time, row 2"),
-        "huge": (f"time,a\n{'9' * 50},1\n", "huge, row 2: fix this row"),
-        "few": ("time,a\n1,1\n2,1\n3,1\n", "use a smaller --history"),
-    },
-    "tabular": {
-        **TABLES,
-        "gap": ("a,b\n1,1\n2,\n", "cannot read '': gap, row 3, column 'b': .*remove the row"),
-        "category": ("name,b\nx,1\n,2\ny,3\n", "cannot read '': category, row 3, column 'name'"),
-        "mark": ("a,b\n?,1\n2,2\n", "cannot read '?': mark, row 2, column 'a': write a number"),
-        "dollar": ("a,b\n$5,1\n$6,2\n", "cannot read '$5': dollar, row 2, column 'a'"),
-        "currency": ("a,b\n1 EUR,1\n2 EUR,2\n", "cannot read '1 EUR'"),
-        "percent": ("a,b\n1,2\n5%,1\n6 %,2\n", "cannot read '5%': percent, row 3, column 'a'"),
-        "unit": ("a,b\n5 kg,1\n6kg,2\n", "cannot read '5 kg': .*unit or currency"),
-        "words": ("a,b\n5 bananas,1\n6 bananas,2\n", "cannot read '5 bananas'"),
-        "decimal": ('a,b\n"1,5",1\n"2,5",2\n', "cannot read '1,5'"),
-        "underscore": ("a,b\n1_2,1\n2,2\n", "cannot read '1_2'"),
-        "text": ("a,b\n1,x\n2,y\n3,x\n", "column 'b' has text: --task: use classification"),
-        "one_row": ("a,b\n1,2\n", "does not split 1 rows"),
-    },
-    "llm": {
-        "empty": ("", "no data: empty: check --data"),
-        "short": ("abc", "train has 4 tokens: --block_size: use a smaller one"),
-    },
-    "seq2seq": {
-        "tabs": ("a\tb\nc\n", "not source, tab, target: tabs, line 2: fix this line"),
-        "no_target": ("a\t\n", "not source, tab, target: no_target, line 1"),
-        "latin": (b"a\tb\xff\n", "not UTF-8 at byte 3: latin: save it as UTF-8"),
-        "gzip": (gzip.compress(PAIRS.encode()), "not UTF-8 at byte 1: gzip"),
-        "empty": ("", "does not split 0 rows"),
-        "same": ("a\tb\n" * 50, "--split"),
-    },
-    "windows": {
-        "text": ("no HDF5", "cannot read the file ("),
-        "damaged": (damaged_gzip, "filter"),
-        "rows": (hdf5(features=FEATURES, targets=TARGETS[1:]), "targets (99, 1): rows: write"),
-        "missing": (hdf5(features=FEATURES), "cannot read the file ("),
-        "texts": (hdf5(features="x", targets=TARGETS), "wrong features () or targets (100, 1)"),
-        "whole": (hdf5(features=FEATURES.astype(int), targets=TARGETS), "write floats"),
-        "axes": (hdf5(features=TARGETS, targets=TARGETS), "wrong features (100, 1)"),
-        "no_rows": (hdf5(features=FEATURES[:0], targets=TARGETS[:0]), "wrong features (0, 4, 2)"),
-        "no_column": (hdf5(features=FEATURES[:, :, :0], targets=TARGETS), "wrong features"),
-        "nan": (hdf5(features=FEATURES * np.nan, targets=TARGETS), "is not a finite number: nan"),
-        "julian": (
-            hdf5(features=2_460_000 + np.arange(800).reshape(100, 4, 2) / 24, targets=TARGETS),
-            "float32 is too coarse for a column: julian: subtract its mean",
-        ),
-        "target": (
-            hdf5(features=FEATURES, targets=TARGETS * np.inf),
-            "not a finite number: target",
-        ),
-        "one": (hdf5(features=FEATURES[:1], targets=TARGETS[:1]), "does not split 1 rows"),
-    },
-    "graph": {
+TABLES: Files = TABLE["tables"] | {
+    "latin": (b"a,b\xff\n1,2\n", "cannot read the file ('utf-8' codec"),
+    "field": (f"a,b\n1,{'9' * 200_000}\n", "cannot read the file (field larger than"),
+}
+WINDOWS: Files = {
+    "text": ("no HDF5", "cannot read the file ("),
+    "damaged": (damaged_gzip, "filter"),
+    "rows": (hdf5(features=FEATURES, targets=TARGETS[1:]), "targets (99, 1): rows: write"),
+    "missing": (hdf5(features=FEATURES), "cannot read the file ("),
+    "texts": (hdf5(features="x", targets=TARGETS), "wrong features () or targets (100, 1)"),
+    "whole": (hdf5(features=FEATURES.astype(int), targets=TARGETS), "write floats"),
+    "axes": (hdf5(features=TARGETS, targets=TARGETS), "wrong features (100, 1)"),
+    "no_rows": (hdf5(features=FEATURES[:0], targets=TARGETS[:0]), "wrong features (0, 4, 2)"),
+    "no_column": (hdf5(features=FEATURES[:, :, :0], targets=TARGETS), "wrong features"),
+    "nan": (hdf5(features=FEATURES * np.nan, targets=TARGETS), "is not a finite number: nan"),
+    "julian": (hdf5(features=JULIAN, targets=TARGETS), "too coarse for a column: julian: subtract"),
+    "target": (hdf5(features=FEATURES, targets=TARGETS * np.inf), "not a finite number: target"),
+    "one": (hdf5(features=FEATURES[:1], targets=TARGETS[:1]), "does not split 1 rows"),
+}
+
+
+def stocks() -> Files:
+    files: Files = {
         "table.csv": (STOCK + DAYS, "no .csv or .csv.gz file in the folder: table.csv"),
         "nothing": (Path.mkdir, "no .csv or .csv.gz file in the folder: nothing: check --data"),
-        "column": (
-            in_folder(f"{STOCK[:-8]}\n1,1,1,1,1\n"),
-            "no column 'volume': column/A.csv",
-        ),
-        "month": (in_folder(f"{STOCK}2024-31-01,1,1,1,1,9\n"), "month must be in 1..12"),
-        "dollar": (in_folder(f"{STOCK}2024-01-02,$5,1,1,1,9\n"), "'$5' is not a finite number"),
-        "price": (in_folder(f"{STOCK}2024-01-02,1,1,0,1,9\n"), "a price of 0 or below"),
-        "day": (in_folder(STOCK + 2 * "2024-01-02,1,1,1,1,9\n"), "or a date twice: day/A.csv"),
-        "few": (in_folder(f"{STOCK}2024-01-02,1,1,1,1,9\n"), "1 stocks have --window 20 days: add"),
+        "column": (in_folder(f"{STOCK[:-8]}\n1,1,1,1,1\n"), "no column 'volume': column/A.csv"),
+    }
+    for name, (rows, reason) in TABLE["files"]["graph"].items():
+        files[name] = (in_folder(STOCK + rows), reason)
+    for name, (content, reason) in TABLES.items():
+        files[name] = (in_folder(content), reason.replace(f": {name}", f": {name}/A.csv"))
+    return files
+
+
+FILES: dict[str, Files] = {
+    "timeseries": TABLES | TABLE["files"]["timeseries"],
+    "tabular": TABLES | TABLE["files"]["tabular"],
+    "llm": TABLE["files"]["llm"],
+    "seq2seq": TABLE["files"]["seq2seq"]
+    | {
+        "same": ("a\tb\n" * 50, "--split"),
+        "latin": (b"a\tb\xff\n", "not UTF-8 at byte 3: latin: save it as UTF-8"),
+        "gzip": (gzip.compress(PAIRS.encode()), "not UTF-8 at byte 1: gzip"),
     },
+    "windows": WINDOWS,
+    "graph": stocks(),
 }
-for name, (content, reason) in TABLES.items():
-    FILES["graph"][name] = (in_folder(content), reason.replace(f": {name}", f": {name}/A.csv"))
-OWN: dict[str, dict[str, str]] = {
-    "timeseries": {
-        "--history 0": "out of range: --history",
-        "--history 999999": "no window fits: --split 0.7,0.15,0.15: use a smaller --history",
-        "--targets other": "no column 'other': --targets: use load, price",
-        "--targets ,": "no column '': --targets",
-        **ONE_FILE,
-        **SPLITS,
-    },
-    "tabular": {
-        "--target other": "no column 'other': --target: use one of rain",
-        "--data mark --category a,c": "no column 'c': --category: use a, b",
-        "--task other": "invalid choice: 'other'",
-        "--task classification": "a class has no training row: --target harvest: remove its rows",
-        "--num_workers 1 --prefetch_factor 0": "out of range: --prefetch_factor",
-        **ONE_FILE,
-        **SPLITS,
-    },
-    "llm": {
-        "--width 6": "heads do not fit: --width: use a multiple of 8",
-        "--phase 2": "there is no phase 2: --phase: add it to PHASES",
-        "--init_from nowhere": "no weights of this model: nowhere: check --init_from",
-        **ONE_FILE,
-    },
-    "seq2seq": {
-        "--data pairs --pretrained nowhere": "cannot load (",
-        "--data pairs --pretrained bert": "bert is no T5: --pretrained",
-        "--max_source 0": "out of range: --max_source",
-        "--feed_forward silu": "invalid choice: 'silu'",
-        "--optimizer sgd": "invalid choice: 'sgd'",
-        **ONE_FILE,
-        **{f"--data pairs {words}": reason for words, reason in SPLITS.items()},
-    },
-    "windows": {
-        "--purge 9990": "no window is left: --split 0.7,0.15,0.15: use a smaller --purge",
-        "--purge -2": "out of range: --purge",
-        "--chunk_size_gb nan": "nan is out of range: --chunk_size_gb",
-        **ONE_FILE,
-        **SPLITS,
-    },
-    "graph": {
-        "--width 9": "9 is no multiple of --heads 4: --width: fix one",
-        "--window 901": "0 stocks have --window 901 days: add more",
-        "--horizon 999": "does not split 0 rows",
-        "--horizon 500": "no day is left",
-        "--refresh 0": "out of range: --refresh",
-        "--target other": "invalid choice: 'other'",
-        **SPLITS,
-    },
-}
+
+
+def wrong_words(workload: str) -> dict[str, str]:
+    """Of the command line, for any file."""
+    words = EVERYWHERE | TABLE["own"][workload]
+    data = "--data pairs " if workload == "seq2seq" else ""
+    if workload != "llm":
+        words |= {f"{data}{split}": reason for split, reason in TABLE["split"].items()}
+    return words | ({} if workload == "graph" else {"--data .": "s a directory"})
 
 
 def write_files(workload: str, folder: Path) -> dict[str, str]:
     """Write the wrong files of a workload, and return the words that use them."""
-    for name, content in BROKEN.items():
+    for name, content in TABLE["broken"].items():
         (folder / name).mkdir()
         (folder / name / "settings.json").write_text(content)
     (folder / "pairs").write_text(PAIRS)
@@ -293,7 +169,7 @@ def outcome(train: Any, words: str) -> tuple[int, str, str]:
 
 @every_script
 def test_a_wrong_input_is_one_line(workload, tmp_path):
-    wrong = {**EVERYWHERE, **OWN[workload], **write_files(workload, tmp_path)}
+    wrong = wrong_words(workload) | write_files(workload, tmp_path)
 
     def try_all(train: Any) -> None:
         csv.field_size_limit(131_072)  # Python's own, in case that this process has used a package

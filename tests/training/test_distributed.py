@@ -6,7 +6,6 @@ import errno
 import functools
 import importlib
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -324,22 +323,6 @@ def test_a_signal_ends_a_rank_that_waits_for_another_one(place):
     one_error(ranks[1].wait(), "another process of this run is gone")
 
 
-def full_disk(rank: int) -> None:
-    """Rank 1 cannot write its second checkpoint."""
-    from my_training.engine.run.checkpoint import Checkpoint  # type: ignore[import-not-found]
-
-    write = Checkpoint._write
-    size, most = resource.getrlimit(resource.RLIMIT_FSIZE)
-    calls = iter(range(10**6))
-
-    def written(*arguments: Any) -> None:
-        is_full = rank == 1 and next(calls) == 1
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1000 if is_full else size, most))
-        write(*arguments)
-
-    Checkpoint._write = written
-
-
 def train_shards(place: Any, before: Callable[[int], None]) -> tuple[Path, list[Result]]:
     """Two ranks, each with its shard of a language model, that save at steps 8, 16 and 24."""
     folder = place("llm")
@@ -351,13 +334,6 @@ def assert_ended(folder: Path, place: Any, *saved: int) -> None:
     """As one process does it, with these checkpoints."""
     assert trained(folder) == pytest.approx(trained(alone("llm", place)), rel=1e-5)
     assert sorted(map(step_of, (newest_run(folder) / "checkpoints").iterdir())) == list(saved)
-
-
-def test_a_disk_full_for_one_shard_costs_that_checkpoint_only(place):
-    folder, results = train_shards(place, full_disk)
-    assert_good(results)
-    assert results[0].err.count("training continues") == 1
-    assert_ended(folder, place, 8, 24)
 
 
 def unreadable_for_rank_one(rank: int) -> None:
@@ -421,15 +397,6 @@ def test_an_error_of_reading_on_one_rank_ends_all_in_one_line(read, place):
         assert all("cannot use the checkpoint" in line for line in result.errors())
     train_ranks(SHARDED, "--resume", cwd=folder)
     assert resumes(folder) == [8]
-    assert_ended(folder, place, 16, 24)
-
-
-@pytest.mark.full
-def test_what_a_kill_of_two_ranks_left_is_not_in_the_way_of_one(place):
-    folder, _ = train_shards(place, die_while_shards_are_written)
-    assert (newest_run(folder) / "checkpoints/.saving").is_dir()
-    words = split("train --resume --data.batch_size 8")
-    assert_good([run(SHARDED, *words, cwd=folder)])
     assert_ended(folder, place, 16, 24)
 
 

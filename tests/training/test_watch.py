@@ -2,9 +2,7 @@
 grows."""
 
 import csv
-import os
 import re
-import signal
 import sys
 import time
 from collections import Counter
@@ -194,34 +192,6 @@ def test_a_run_says_where_its_time_went_and_a_resume_adds_to_it(framework, accum
     assert [record["step"] for record in records] == [2, 4, 6]
     wanted = [6 * of_a_step, 4 * of_a_step, 2 * of_a_step + VALIDATION + COSTS["saving"]]
     assert [record["eta_s"] for record in records] == pytest.approx(wanted)
-
-
-def interrupted() -> None:
-    """The first batch of an evaluation sends a signal."""
-    from my_training import model
-
-    costs()
-    forward = model.Regression.forward
-
-    def stopping(self, batch):
-        if not self.training:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return forward(self, batch)
-
-    model.Regression.forward = stopping
-
-
-def test_an_evaluation_that_a_resume_repeats_counts_as_validation(tmp_path):
-    project = render(workload="tabular")
-    words = split("--data.batch_size 64 --training.max_steps 8 --evaluation.every_steps 4")
-    assert run(project, "train", *words, cwd=tmp_path, before=interrupted).code == 143
-    check_run(project, "train", "--resume", "--max-steps", "6", cwd=tmp_path, before=costs)
-    (evaluation,) = [record for record in rows(tmp_path) if "split" in record]
-    *_, times = [event["times"] for event in rows(tmp_path, "events") if "times" in event]
-    wanted = expected(steps=4, first_steps=2, evaluations=1, saves=3)
-    wanted["validation"] += evaluation["seconds"]
-    assert evaluation["seconds"] > VALIDATION
-    assert {kind: seconds for kind, seconds in times.items() if seconds} == pytest.approx(wanted)
 
 
 # ---- samples ----

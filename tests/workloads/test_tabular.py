@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from made_up import ROWS, columns, files_of, lines, prepare, prepared, store, written
+from made_up import ROWS, columns, lines, prepared, store, written
 from rendering import REPOSITORY
 from running import EXAMPLES, newest_run, one_error
 from sklearn.metrics import accuracy_score, mean_absolute_error, mean_squared_error
@@ -47,14 +47,6 @@ def table(**others: list) -> dict[str, list]:
 
 
 # ---- prepare -------------------------------------------------------------------------------------
-
-
-def test_a_failed_prepare_leaves_the_data_that_were_there(tmp_path):
-    prepared(tmp_path, "tabular", lines(table()))
-    before = files_of(tmp_path / "data")
-    path = written(tmp_path, lines(table(kind=["a"] * 199 + ["b"])))
-    one_error(prepare(tmp_path, "tabular", path, f"{CLASSES} --keep-order"), "in no training row")
-    assert files_of(tmp_path / "data") == before
 
 
 def test_copies_in_several_splits_are_counted(tmp_path):
@@ -203,21 +195,11 @@ def test_metrics_are_those_of_the_predictions(opened):
         expected = {"accuracy": accuracy, "log_loss": loss}
     assert metrics == pytest.approx(expected, rel=1e-4)
     assert float(output.loss) == pytest.approx(loss, rel=1e-4)
-
-
-def test_the_loss_without_a_model_and_finished_metrics(opened):
-    dataset = module("dataset")
-    target = batch_of(opened, "validation")["target"].double().numpy()
-    facts = opened.facts["target"]
-    if "counts" in facts:
-        shares = np.array(facts["counts"]) / sum(facts["counts"])
-        expected = -np.log(shares[target.astype(int)]).mean()
-    else:
-        expected = np.mean((target - facts["mean"]) ** 2) / facts["std"] ** 2
-        finished = dataset.finish({"mse_original": 0.25 * target.var()}, opened, "validation")
-        assert finished["r2"] == pytest.approx(0.75)
-    assert dataset.baseline_loss(opened, "validation") == pytest.approx(expected)
-    assert dataset.finish({"accuracy": 0.5}, opened, "validation") == {"accuracy": 0.5}
+    finished = module("dataset").finish(metrics, opened, "test")
+    if "mse_original" in metrics:
+        r2 = 1 - metrics["mse_original"] / batch["target"].double().numpy().var()
+        assert finished.pop("r2") == pytest.approx(r2)
+    assert finished == metrics
 
 
 def test_a_missing_number_is_the_mean_and_is_marked(opened):

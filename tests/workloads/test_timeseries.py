@@ -63,18 +63,6 @@ def test_a_window_belongs_to_the_split_that_holds_all_its_targets(tmp_path):
         np.testing.assert_array_equal(of_test[number]["target"][0], table[first : first + 24])
 
 
-def test_facts_come_from_the_training_rows_and_targets_may_be_chosen(tmp_path):
-    flags = "--targets walk,wave --split 600,200,200"
-    prepared(tmp_path, "timeseries", text(values()), flags)
-    facts = store(tmp_path).facts
-    train = values()[:600].astype(np.float32)
-    std = train.std(0, dtype=np.float64)
-    np.testing.assert_allclose(facts["frames"][0]["mean"], train.mean(0, np.float64))
-    np.testing.assert_allclose(facts["frames"][0]["std"], std)
-    np.testing.assert_allclose(facts["target_std"], [std[[1, 0]]])
-    assert windows(tmp_path, "validation")[0]["target"].shape == (1, 6, 2)
-
-
 # ---- the future ----------------------------------------------------------------------------------
 
 

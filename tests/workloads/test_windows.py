@@ -135,6 +135,14 @@ BAD_HDF5 = {
         {"targets": np.where(np.arange(1200).reshape(400, 3) == 30, np.nan, 1)},
         ["not finite", "rows 10 to 10"],
     ),
+    "other names": (
+        {"features": None, "targets": None, "X": np.ones(3), "y": np.ones(3)},
+        ["it has X, y: name two with --datasets"],
+    ),
+    "one target": (
+        {"targets": np.ones(400)},
+        [r"shape \(400,\) where \(N, H\) .*'targets': write the targets as \(N, H\)"],
+    ),
     "beyond float32": (
         {"targets": 1e9 + np.arange(1200.0).reshape(400, 3) % 7},
         ["float32 rounds .*targets, column 0: subtract a constant"],
@@ -256,11 +264,12 @@ def test_halves_take_half_the_space(tmp_path):
     done(tmp_path / "half", *SMALL)
 
 
-def test_a_refused_prepare_leaves_the_data_that_were_there(tmp_path):
+def test_a_refused_purge_leaves_the_data_that_were_there(tmp_path):
     hdf5(tmp_path)
     done(tmp_path, *PREPARE)
     before = files_of(tmp_path / "data")
-    one_error(refused(tmp_path, *PREPARE, "--purge", "999"), "no train window is left", "--purge")
+    for purge, says in (("999", "no train window is left"), ("-1", "-1 windows cannot be left")):
+        one_error(refused(tmp_path, *PREPARE, "--purge", purge), says, "--purge")
     assert files_of(tmp_path / "data") == before
 
 
