@@ -18,7 +18,7 @@ import torch
 import yaml
 from forking import forked_trials
 from importing import imported
-from running import PACKAGE, check_run, one_error, painted, run
+from running import PACKAGE, check_run, painted, run
 from sizes import TINY
 from variants import choices, gpus, name, pairwise
 
@@ -157,16 +157,6 @@ def test_real_processes_see_the_resolved_settings(tmp_path):
     assert done.returncode == 0, done.stderr
     assert check_rows(tmp_path)["protocol"]["first seed"] == 8
     assert not (tmp_path / "runs").exists()
-
-
-def test_errors_are_one_line(tmp_path):
-    for words, says in (
-        ("benchmark fusion", "unknown switch 'fusion'.*--list"),
-        ("benchmark compile", "compile cannot be measured here: there is no GPU"),
-        ("benchmark --model-size huge", "unknown model size 'huge'.*choose from tiny, small"),
-        ("benchmark --steps 0", "must be at least 1"),
-    ):
-        one_error(run(render(), *split(words), cwd=tmp_path), says)
 
 
 @pytest.mark.parametrize("workload", choices("workload"))

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import pytest
 from rendering import render, replace
-from running import check_run, one_error, run
+from running import check_run, run
 from sizes import TINY
 from variants import choices
 
@@ -231,8 +231,3 @@ def test_one_nan_is_one_failure_with_its_array_column_and_sample(name, tmp_path)
     assert line.startswith(reason)
     assert lines.pop("shapes")[0] == lines.pop("sync")[0] == "ok"
     assert set(map(tuple, lines.values())) == {("skipped", "because samples failed")}
-
-
-def test_an_unknown_check_is_one_line(tmp_path):
-    refused = run(render(workload="tabular", **CHECK), "check", "--only", "shape", cwd=tmp_path)
-    one_error(refused, "no check 'shape'.*choose from shapes,")

@@ -231,18 +231,6 @@ def test_what_does_not_fit_is_last_and_said(tmp_path):
     assert "! does not fit" in result.out
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        ("estimate --gpu h10", "choose from h100, h100_nvl, h100_pcie"),
-        ("estimate --price h100=-1", "NAME=PRICE"),
-        ("estimate --price mine=1", "no card 'mine'"),
-    ],
-)
-def test_wrong_flags_are_one_line(tmp_path, words, says):
-    one_error(run(render(workload="tabular"), *split(words), cwd=tmp_path), says)
-
-
 def test_a_model_that_looks_at_values_is_one_line(tmp_path):
     project = shutil.copytree(render(workload="tabular"), tmp_path / "project")
     divisor = "squares / total_weight.clamp(min=1)"

@@ -105,24 +105,6 @@ def test_a_wait_for_data_names_the_settings_to_raise(loader, advice, tmp_path):
     assert f"% of the time: {larger}{advice}" in alert
 
 
-# ---- flags of commands that measure --------------------------------------------------------------
-
-MEASURING = render(workload="tabular", extras=["profile", "tune"])
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        ("tune --trials 3", "--trials has no effect without --search.*remove it"),
-        ("tune batch_size --learning-rate", "knobs cannot be combined"),
-        ("tune speed", "unknown knob 'speed'.*batch_size"),
-        ("profile --steps 0", "cannot time 0 steps: --steps: use at least 1"),
-    ],
-)
-def test_flags_that_would_be_ignored_or_misread(words, says, tmp_path):
-    one_error(run(MEASURING, *split(words), cwd=tmp_path), says)
-
-
 # ---- the compiler --------------------------------------------------------------------------------
 
 

@@ -120,15 +120,6 @@ def test_an_error_in_the_space_is_one_line(text, said):
     assert said in str(caught.value)
 
 
-def test_nothing_is_written_after_an_error(place):
-    for words, said in (
-        (("lr=1..2",), "lr cannot be searched"),
-        ((*SPACE, "--trials", "0"), "--trials"),
-    ):
-        one_error(run(render(), "tune", "--search", *words, cwd=place), said)
-    assert not (place / "searches").exists()
-
-
 # ---- what is planted is found --------------------------------------------------------------------
 
 

@@ -6,7 +6,7 @@ import tracemalloc
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import h5py
 import numpy as np
@@ -28,6 +28,8 @@ class Pages:
     """Samples of a large row and a small one. `Spans` is the class of the same project."""
 
     count = 300
+    host = None
+    orders: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, spans: Any, shifts: bool):
         self.Spans = spans

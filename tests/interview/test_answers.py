@@ -28,24 +28,6 @@ def resolved(cwd: Path) -> str:
     return (newest_run(cwd) / "config.resolved.yaml").read_text()
 
 
-@pytest.mark.parametrize(
-    ("setting", "value"),
-    [
-        ("reproducibility.seed", "7"),
-        ("optimizer.name", "adafactor"),
-        ("data.order", "time"),
-        ("data.fraction", "0.5"),
-        ("model.category_width", "4"),
-    ],
-)
-def test_a_resumed_run_refuses_what_would_make_it_another(setting, value, stopped):
-    before = resolved(stopped)
-    words = ("train", "--resume", f"--{setting}", value)
-    refused = run(TABULAR, *words, cwd=stopped)
-    one_error(refused, f"cannot change {setting} from .+ to '?{value}'?: ", "start a new run")
-    assert resolved(stopped) == before
-
-
 def test_a_setting_that_a_resumed_run_may_change_is_said_and_recorded_from_its_step(
     stopped, tmp_path
 ):

@@ -213,6 +213,7 @@ def test_flags_and_the_environment(workload, monkeypatch):
 # --- its own tests
 
 
+@pytest.mark.first(2)
 @every_script
 def test_own_tests_of_a_script_pass(workload, tmp_path):
     done = run_pytest(shutil.copytree(script(workload), tmp_path / "project"), "test_train.py")
