@@ -530,6 +530,7 @@ def main() -> None:
     arguments = command_line(parser, rounds=1, steps=WARMUP + 10, few=30, many=80)
     parts = arguments.parts or PARTS
     torch.set_num_threads(1)
+    gc.freeze()  # what is imported so far needs no walk in the collections before each training
     sides = [side for side in SIDES if side != "HF Trainer" or available("transformers")]
     if arguments.only:
         sides = [side for side in sides if side in ("bare PyTorch", *arguments.only)]

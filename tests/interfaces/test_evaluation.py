@@ -9,6 +9,7 @@ import pytest
 import torch
 from fakes import CPU, OneOf, engine
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class Batches:
@@ -101,3 +102,31 @@ def test_no_trace_is_left(training, end):
     assert model.passes == 0
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.is_grad_enabled()
+
+
+class Operators(TorchDispatchMode):
+    """Counts what PyTorch dispatches."""
+
+    count = 0
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        self.count += 1
+        return function(*args, **(kwargs or {}))
+
+
+def test_a_metric_takes_two_operators_a_batch():
+    """A tiny model shows each operator: in the validation of an MLP, four took 6 µs more."""
+    model = Squares().eval()
+    batches = numbered(np.ones(40, np.float32), 8)
+    with torch.no_grad(), Operators() as forward:
+        outputs = [model(batch) for batch in batches]
+    metrics = 1 + len(outputs[0].metrics)  # with the loss
+    counts = []
+    for length in (1, len(batches)):
+        with Operators() as both:
+            evaluate(model, Batches(batches[:length]))
+        counts.append(both.count)
+    one_batch = (counts[1] - counts[0]) / (len(batches) - 1) - forward.count / len(batches)
+    assert one_batch == 2 * metrics + 1, "and a mean loss is multiplied by its weight"
