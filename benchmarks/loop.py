@@ -541,7 +541,8 @@ def main() -> None:
         how = f"{machine(*libraries)}, ({many} steps − {few} steps) / {many - few}"
         publish("loop", "counts", how, count_sides(sides, few, many), arguments=arguments)
     if "loop" in parts:
-        how = f"{machine(*libraries)}, one thread, {arguments.rounds} rounds"
+        rounds = f"{arguments.rounds} rounds of {arguments.steps} steps"
+        how = f"{machine(*libraries)}, one thread, {rounds}"
         measured = measure(sides, arguments.rounds, arguments.steps)
         publish("loop", "loop", how, *tables(measured), arguments=arguments)
 
