@@ -13,7 +13,16 @@ from typing import Any
 import pytest
 import yaml
 from copier import VcsRef, run_update
-from copiers import COPIERS, OLD, commit, copied, git, in_process, run_copier
+from copiers import (
+    COPIERS,
+    OLD,
+    _clean_home,  # noqa: F401
+    commit,
+    copied,
+    git,
+    in_process,
+    run_copier,
+)
 from quick_copier import quickly
 from rendering import REPOSITORY, render, replace, template
 from test_tier_a import each_answer

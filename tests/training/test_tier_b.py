@@ -1,6 +1,8 @@
 """Tier B: every workload × loader × framework × precision trains, evaluates, stops and resumes on a
 CPU."""
 
+# ruff: noqa: F811 - the fixture `place` is imported
+
 import functools
 import itertools
 import math
@@ -25,7 +27,7 @@ from running import (
     weights,
 )
 from sizes import EMULATED, TINY
-from synthetic import EVERY_STEP, SHORT
+from synthetic import EVERY_STEP, SHORT, place  # noqa: F401
 from tiers import covering
 from variants import choices, name, pairs, products
 
