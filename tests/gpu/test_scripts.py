@@ -31,10 +31,10 @@ EAGER = ("--compile", "off")
 GUARD = """
 import torch
 step = train.Trainer.step
-def guarded(self, micro_batches):
+def guarded(self):
     if self.progress.step:  # the first batch may move everything to the GPU, once
         torch.cuda.set_sync_debug_mode("error")
-    norm = step(self, micro_batches)
+    norm = step(self)
     torch.cuda.set_sync_debug_mode("default")
     return norm
 train.Trainer.step = guarded
@@ -42,9 +42,9 @@ train.Trainer.step = guarded
 SLOW = """
 import time
 step = train.Trainer.step
-def slow(self, micro_batches):
+def slow(self):
     time.sleep(0.05)
-    return step(self, micro_batches)
+    return step(self)
 train.Trainer.step = slow
 """
 every_script = pytest.mark.parametrize("workload", SMALL)

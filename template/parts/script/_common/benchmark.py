@@ -25,10 +25,10 @@ def compare(title: str, *trainers: Trainer) -> None:
 
     The times and the peak memory of all rounds are written to a file.
     """
-    steps = [trainer.steps() for trainer in trainers]
+    settings = trainers[0].settings
     rounds = []
-    for _ in range(trainers[0].settings.rounds + 1):
-        rounds.append([time_steps(*pair) for pair in zip(trainers, steps, strict=True)])
+    for _ in range(settings.rounds + 1):
+        rounds.append([time_steps(trainer) for trainer in trainers])
     measured = np.array(rounds[1:])  # the first round compiles and warms up
     on, off = measured[:, :, 0].T
     print(f"{title}: {spread(on)} ms a step against {spread(off)}: {spread(off / on)}× as fast")
@@ -37,19 +37,19 @@ def compare(title: str, *trainers: Trainer) -> None:
         print(f"{title}: peak memory {memory_on:.2f} against {memory_off:.2f} GB")
     folder = Path("benchmark_results")
     folder.mkdir(exist_ok=True)
-    result = {"compared": title, "measured": measured.tolist(), **vars(trainers[0].settings)}
+    result = {"compared": title, "measured": measured.tolist(), **vars(settings)}
     write(folder / f"{datetime.now():%Y%m%d-%H%M%S-%f}.json", json.dumps(result).encode())
 
 
-def time_steps(trainer: Trainer, steps: Iterator) -> tuple[float, float]:
+def time_steps(trainer: Trainer) -> tuple[float, float]:
     """Return the milliseconds of a step, and the peak memory of the GPU in GB."""
     configure(trainer.settings)
     if DEVICE.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     count = trainer.settings.log_every
     start_time = time.perf_counter()
-    for micro_batches in islice(steps, count):
-        trainer.step(micro_batches)
+    for _ in range(count):
+        trainer.step()
     trainer.mean_loss()  # waits for the GPU
     seconds = time.perf_counter() - start_time
     return 1000 * seconds / count, torch.cuda.max_memory_allocated() / 1e9

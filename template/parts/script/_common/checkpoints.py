@@ -39,7 +39,8 @@ def restore(trainer: Trainer, checkpoint: dict) -> None:
     """Restore the model, the optimizer, the scaler, the progress and all random generators."""
     for name in PARTS:
         getattr(trainer, name).load_state_dict(checkpoint[name])
-    trainer.progress = Progress(**{name: checkpoint[name] for name in vars(Progress())})
+    for name in vars(trainer.progress):
+        setattr(trainer.progress, name, checkpoint[name])
     random.setstate(checkpoint["python_random"])
     np.random.set_state(checkpoint["numpy_random"])
     for generator, state in zip(generators(), checkpoint["torch_random"], strict=False):
@@ -143,6 +144,6 @@ def start_or_resume(trainer: Trainer, settings: Settings, run: Path) -> None:
             if step <= trainer.progress.step and split != "test"
         )
     else:
-        write(run / "settings.json", json.dumps(asdict(settings), indent=1).encode())
+        write(run / "settings.json", json.dumps(vars(settings), indent=1).encode())
         content = b""
     write(metrics_file, content)

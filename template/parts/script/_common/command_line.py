@@ -15,11 +15,11 @@ ENVIRONMENT = [
 
 
 def read_switch(text: str) -> bool:
-    if text.lower() in ("1", "true", "on", "yes"):
-        return True
-    if text.lower() in ("0", "false", "off", "no"):
-        return False
-    raise argparse.ArgumentTypeError(f"'{text}' is neither on nor off: use 1 or 0")
+    """Return True for 1, true, on and yes, and False for 0, false, off and no."""
+    try:
+        return ConfigParser.BOOLEAN_STATES[text.lower()]
+    except KeyError:
+        raise argparse.ArgumentTypeError(f"'{text}' is neither on nor off: use 1 or 0") from None
 
 
 def read_amp(text: str) -> str:
@@ -37,7 +37,8 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"{message}: see {', '.join(similar) or '--help'}")
 
 
-def make_parser() -> Parser:
+def parse(arguments: list[str]) -> dict:
+    """Return what the user gave, as flags or environment variables; a flag outranks the other."""
     # SUPPRESS leaves out flags that were not given, since the dataclass has the defaults.
     parser = Parser(usage=__doc__, allow_abbrev=False, argument_default=argparse.SUPPRESS)
     add = parser.add_argument
@@ -46,20 +47,15 @@ def make_parser() -> Parser:
     add("--benchmark", nargs="?", const="all", choices=["all", "each", *OFF], help=text)
     add("--no-optimize", "--no_optimize", action="store_true", help="all optimizations off")
     add("--use-amp", "--use_amp", type=read_amp, dest="precision", help="0: fp32; 1: auto")
-    comments = read_comments()
-    for name, default in asdict(Settings()).items():
+    for name, details in DETAILS.items():
         # Accept both --max_steps and --max-steps, and --deterministic as well as --deterministic 1.
         flags = sorted({f"--{name}", f"--{name.replace('_', '-')}"})
-        options: dict[str, Any] = {"type": type(default), "choices": CHOICES.get(name)}
+        default = getattr(Settings, name)
+        options: dict = {"type": type(default), "choices": details.get("choices")}
         if isinstance(default, bool):
             options = {"nargs": "?", "const": True, "type": read_switch}
-        add(*flags, help=f"{comments[name]} (default: {default})", **options)
-    return parser
+        add(*flags, help=f"{details['help']} (default: {default})", **options)
 
-
-def parse(arguments: list[str]) -> dict:
-    """Return what the user gave, as flags or environment variables; a flag outranks the other."""
-    parser = make_parser()
     for name in filter(os.environ.get, ENVIRONMENT):
         flag = f"--{name.lower()}"
         if flag in parser._option_string_actions:
@@ -73,7 +69,7 @@ def read_settings(given: dict) -> tuple[Settings, Path]:
     """Return the settings and the folder of the run."""
     resume = given.pop("resume", None)
     if given.pop("no_optimize", False):
-        given = {**OFF, **given}
+        given = OFF | given
     if resume is None:
         return Settings(**given), Path("runs", f"{datetime.now():%Y%m%d-%H%M%S-%f}")
 

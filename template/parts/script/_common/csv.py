@@ -10,7 +10,9 @@ def read_number(cell: str) -> float:
         number = float(text)
     except ValueError:
         return math.nan
-    return number if abs(number) < 3.4e38 else math.nan
+    if abs(number) < 3.4e38:
+        return number
+    return math.nan
 
 
 def read_rows(path: Path) -> list[list[str]]:
@@ -27,7 +29,7 @@ def read_rows(path: Path) -> list[list[str]]:
             ]
     except (OSError, EOFError, ValueError, csv.Error, zlib.error) as error:
         raise UserError(f"cannot read the file ({error}): {path}: check --data") from None
-    names = {*rows[0]} if rows else set()
+    names: set = set(*rows[:1])  # also of no rows
     if len(rows) < 2 or len(names) < 2 or "" in names:
         raise UserError(
             f"no table: {path}: write rows after a header with at least two names, separated by "

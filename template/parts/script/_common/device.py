@@ -1,5 +1,1 @@
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
-def to_device(values: np.ndarray, device: torch.device = DEVICE) -> Tensor:
-    return torch.from_numpy(values).to(device, non_blocking=True)

@@ -6,7 +6,7 @@ class Progress:
     best_step: int = 0
     best_loss: float = math.inf
     # (loss, number of targets) of each micro-batch since the last log entry
-    losses: list[tuple] = field(default_factory=list)
+    losses: list = field(default_factory=list)
 
 
 class Trainer:
@@ -14,42 +14,48 @@ class Trainer:
 
     def __init__(self, settings: Settings):
         self.resolved = Resolved(settings)
-        self.settings = self.resolved.active
-        configure(self.settings)
+        settings = self.resolved.active
+        self.settings = settings
+        configure(settings)
         random.seed(settings.seed)
         np.random.seed(settings.seed)
         torch.manual_seed(settings.seed)
         self.data = Data(settings)
         self.model = Model(settings, self.data)
-        optimize_blocks(self.model.blocks(), self.settings)
+        optimize_blocks(self.model.blocks(), settings)
         self.model.to(DEVICE)
-        self.data.prepare(self.settings)
-        self.optimizer = make_optimizer(self.model, self.settings)
-        self.autocast, self.scaler = make_autocast(self.settings.precision, self.data.batch_targets)
+        self.data.prepare(settings)
+        self.optimizer = make_optimizer(self.model, settings)
+        dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(settings.precision)
+        self.autocast = torch.autocast(DEVICE.type, dtype, enabled=dtype is not None)
+        # Only fp16 scales the loss, so that small gradients do not vanish. Gradients are sums over
+        # a batch, so divide the usual first scale by its number of targets.
+        scale = 65536.0 / 2 ** math.ceil(math.log2(self.data.batch_targets))
+        is_fp16 = dtype == torch.float16
+        self.scaler = torch.amp.GradScaler(DEVICE.type, scale, enabled=is_fp16)
         num_samples = len(self.data.splits["train"])
         step_size = settings.batch_size * settings.gradient_accumulation_steps
         self.step_size = min(step_size, num_samples)
         self.steps_per_epoch = math.ceil(num_samples / step_size)
         self.total_steps = settings.max_steps or settings.epochs * self.steps_per_epoch
         self.progress = Progress()
+        self.batches: Any = None  # those that are left of the epoch
         self.skipped_steps = 0  # in a row, by fp16
         self.not_finite = names_not_finite(self)  # such as a mask of minus infinity
         # (step, name, value, samples) of each loss and gradient norm that is not checked yet
-        self.unchecked: list[tuple] = []
+        self.unchecked: list = []
 
-    def steps(self) -> Iterator:
-        """Yield the micro-batches of each step that is left. An epoch has each sample once."""
-        step = self.progress.step
+    def next_batches(self) -> Iterator:
+        """Return the micro-batches of the next step. An epoch has each sample once."""
         accumulation = self.settings.gradient_accumulation_steps
-        while True:
-            epoch, steps_done = divmod(step, self.steps_per_epoch)
-            batches = self.data.epoch(epoch, steps_done * accumulation)
-            for _ in range(steps_done, self.steps_per_epoch):
-                yield islice(batches, accumulation)
-                step += 1
+        epoch, steps_done = divmod(self.progress.step, self.steps_per_epoch)
+        if not (steps_done and self.batches):  # an epoch begins, or a run
+            self.batches = self.data.epoch(epoch, steps_done * accumulation)
+        return islice(self.batches, accumulation)
 
-    def step(self, micro_batches: Iterator) -> Tensor:
+    def step(self) -> Tensor:
         """Train one step, and return the norm of its gradients."""
+        micro_batches = self.next_batches()
         self.progress.step += 1
         step = self.progress.step
 
@@ -99,13 +105,13 @@ class Trainer:
     def evaluate(self, split: str) -> dict:
         """Return the loss and the metrics of a split, as means over all its targets."""
         self.model.eval()
-        sums: dict = {}
+        sums: Any = Counter()
         for _, batch in self.data.split_batches(split):
             with self.autocast:
                 loss, num_targets, metrics = compute_loss(self.model, batch)
             metrics = {"loss": (loss * num_targets, num_targets), **metrics}
             for name, sum_and_count in metrics.items():
-                sums[name] = sums.get(name, 0) + torch.stack(sum_and_count).double()
+                sums[name] += torch.stack(sum_and_count).double()
         self.model.train()
         return {name: (total / count).item() for name, (total, count) in sums.items()}
 
@@ -116,7 +122,9 @@ class Trainer:
             if name == "gradient norm" and self.scaler.is_enabled():
                 # fp16 skips a step that overflows, and halves the scale of the loss. Many of them
                 # in a row are an error.
-                self.skipped_steps = 0 if is_right else self.skipped_steps + 1
+                self.skipped_steps += 1
+                if is_right:
+                    self.skipped_steps = 0
                 is_right = self.skipped_steps < min(40, self.total_steps)
                 if self.skipped_steps == 10:
                     print(f"warning: fp16 skipped 10 steps in a row, up to step {step}")

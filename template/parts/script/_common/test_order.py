@@ -69,11 +69,10 @@ def error_of(arguments: str, capsys: pytest.CaptureFixture[str]) -> str:
 def samples_from(step: int, epochs: int) -> list[int]:
     """Return the samples that a run trains on, if it resumes at `step` and has `epochs` epochs."""
     trainer = make_trainer("--gradient_accumulation_steps", "3")
-    trainer.progress.step = step
-    steps = trainer.steps()
     samples = []
-    for _ in range(step, epochs * trainer.steps_per_epoch):
-        for numbers, _ in next(steps):
+    for number in range(step, epochs * trainer.steps_per_epoch):
+        trainer.progress.step = number
+        for numbers, _ in trainer.next_batches():
             samples += numbers.tolist()
     return samples
 

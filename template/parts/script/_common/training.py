@@ -2,11 +2,8 @@
 # Training. metrics.jsonl has one JSON object per line, for training and evaluation.
 
 
-SIGNALS = [
-    getattr(signal, name)
-    for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1")
-    if hasattr(signal, name)  # Windows has only two of them
-]
+NAMES = ["SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1"]  # Windows has only two of them
+SIGNALS = [number for number in signal.Signals if number.name in NAMES]
 
 
 def collect_signals() -> list[int]:
@@ -32,7 +29,9 @@ def log(run: Path, record: dict) -> None:
     with open(run / "metrics.jsonl", "a") as file:
         file.write(re.sub("NaN|-?Infinity", "null", json.dumps(record)) + "\n")
     for name, value in record.items():
-        print(f"{name} {value:.5g}" if isinstance(value, float) else f"{name} {value}", end="  ")
+        if isinstance(value, float):
+            value = f"{value:.5g}"
+        print(f"{name} {value}", end="  ")
     print(flush=True)
 
 
@@ -63,12 +62,11 @@ def train(trainer: Trainer, run: Path, signals: list[int]) -> None:
     evaluate_every = settings.evaluate_every or trainer.steps_per_epoch
     save_every = settings.save_every or trainer.steps_per_epoch
 
-    steps = trainer.steps()
     logged_step = progress.step
     start_time = time.perf_counter()
     is_over = progress.step >= trainer.total_steps
     while not is_over:
-        norm = trainer.step(next(steps))
+        norm = trainer.step()
         step = progress.step
         is_last = step == trainer.total_steps
 
@@ -102,7 +100,7 @@ def plot_curves(run: Path) -> None:
     axes = figure.subplots()
     for name in ("train", "validation"):
         points = [(step, loss) for _, step, loss, split in records if split == name]
-        axes.plot(*zip(*points, strict=True), label=f"{name} loss")
+        axes.plot(*np.transpose(points), label=f"{name} loss")
     axes.legend()
     figure.savefig(run / "curves.png")
 
@@ -129,4 +127,6 @@ def run_training(settings: Settings, run: Path) -> int:
         log(run, {"step": progress.best_step, "split": "test", **metrics})
     plot_curves(run)
     reserved.close()
-    return 128 + signals[0] if signals else 0
+    if signals:
+        return 128 + signals[0]
+    return 0

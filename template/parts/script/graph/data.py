@@ -192,7 +192,7 @@ class Data:
         day_of_row = np.concatenate(days)
         age_of_row = np.concatenate([np.arange(length) for length in lengths])
         targets_of_rows = np.concatenate(targets).astype(np.float32)
-        self.arrays: dict[str, np.ndarray] = {
+        self.arrays: dict = {
             "features": np.concatenate(features).astype(np.float32),
             "targets": targets_of_rows[:, None],
             "stocks": stock_of_row,
@@ -306,9 +306,10 @@ class Data:
             samples = self.splits[split].start + np.resize(chunk, size)
             is_real = to_device(np.arange(size) < len(chunk), self.device)
             batch = self.batch(samples, is_real)
-            if self.settings.pin_memory:
-                batch = {name: values.pin_memory() for name, values in batch.items()}
-            batch = {name: x.to(DEVICE, non_blocking=True) for name, x in batch.items()}
+            for name, values in batch.items():
+                if self.settings.pin_memory:
+                    values = values.pin_memory()
+                batch[name] = values.to(DEVICE, non_blocking=True)
             yield chunk, batch
 
     def batch(self, samples: np.ndarray, is_real: Tensor) -> dict[str, Tensor]:

@@ -1,5 +1,3 @@
-OFF["cached_graphs"] = False
-OFF["resident"] = False
 DYNAMIC_SHAPES = False
 
 

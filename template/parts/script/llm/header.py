@@ -14,7 +14,6 @@ Shapes: B blocks in a batch, T tokens, C width, H heads, D = C / H, V padded voc
 import argparse
 import difflib
 import hashlib
-import inspect
 import io
 import json
 import math
@@ -26,8 +25,10 @@ import sqlite3
 import sys
 import sysconfig
 import time
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
+from configparser import ConfigParser
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timedelta
 from functools import partial
 from itertools import islice

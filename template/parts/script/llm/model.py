@@ -3,10 +3,11 @@ class Attention(nn.Module):
 
     def __init__(self, settings: Settings):
         super().__init__()
+        width = settings.width
         self.heads = settings.heads
         self.dropout = settings.dropout
-        self.qkv = nn.Linear(settings.width, 3 * settings.width, bias=False)
-        self.out = nn.Linear(settings.width, settings.width, bias=False)
+        self.qkv = nn.Linear(width, 3 * width, bias=False)
+        self.out = nn.Linear(width, width, bias=False)
 
     def forward(self, x: Tensor, rotation: Tensor) -> Tensor:
         qkv = self.qkv(x).unflatten(2, (3, self.heads, -1)).transpose(1, 3)  # (B, H, 3, T, D)

@@ -65,7 +65,7 @@ class Data:
 
         limits = [settings.max_source, settings.max_target]
         order = np.random.default_rng(0).permutation(len(pairs))
-        tokens: list[list[int]] = [[], []]
+        tokens: list[list] = [[], []]
         offsets = [[0, 0]]
         for number in order.tolist():
             for side, text in enumerate(pairs[number]):
@@ -137,9 +137,10 @@ class Data:
         """Yield the numbers of pairs and their batch."""
         for numbers in rows:
             batch = self.batch(split, numbers)
-            if self.pin_memory:
-                batch = {name: values.pin_memory() for name, values in batch.items()}
-            batch = {name: x.to(DEVICE, non_blocking=True) for name, x in batch.items()}
+            for name, values in batch.items():
+                if self.pin_memory:
+                    values = values.pin_memory()
+                batch[name] = values.to(DEVICE, non_blocking=True)
             yield numbers[numbers >= 0], batch
 
     def batch(self, split: str, numbers: np.ndarray) -> dict[str, Tensor]:

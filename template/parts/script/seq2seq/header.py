@@ -16,7 +16,6 @@ import argparse
 import ast
 import difflib
 import hashlib
-import inspect
 import io
 import json
 import math
@@ -28,8 +27,10 @@ import sqlite3
 import sys
 import sysconfig
 import time
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
+from configparser import ConfigParser
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timedelta
 from functools import partial
 from itertools import islice

@@ -1,5 +1,3 @@
-OFF["resident"] = False
-OFF["bucket"] = False
 DYNAMIC_SHAPES = True  # batches have many lengths: compile each block once for all of them
 
 

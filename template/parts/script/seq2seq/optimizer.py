@@ -1,7 +1,7 @@
 def make_optimizer(model: nn.Module, settings: Settings) -> torch.optim.Optimizer:
     """Return AdamW or Adafactor, with weight decay for matrices only, without frozen weights."""
     weights = [p for p in model.parameters() if p.requires_grad]
-    groups: list[dict] = [
+    groups: list = [
         {"params": [p for p in weights if p.dim() >= 2]},
         {"params": [p for p in weights if p.dim() < 2], "weight_decay": 0.0},
     ]

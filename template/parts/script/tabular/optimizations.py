@@ -1,5 +1,3 @@
-OFF["num_workers"] = 0
-OFF["persistent_workers"] = False
 DYNAMIC_SHAPES = False
 
 

@@ -16,7 +16,6 @@ import csv
 import difflib
 import gzip
 import hashlib
-import inspect
 import io
 import json
 import math
@@ -29,8 +28,10 @@ import sys
 import time
 import unicodedata
 import zlib
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
+from configparser import ConfigParser
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timedelta
 from functools import partial
 from itertools import islice

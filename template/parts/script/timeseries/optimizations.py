@@ -1,4 +1,3 @@
-OFF["resident"] = False
 DYNAMIC_SHAPES = False
 
 

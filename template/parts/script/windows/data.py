@@ -16,6 +16,7 @@ def open_windows(path: str | Path) -> list[h5py.Dataset]:
     return datasets
 
 
+@dataclass
 class ChunkDataLoader:
     """Yields batches of an HDF5 file on the device, while a thread reads the next large chunk.
 
@@ -30,32 +31,22 @@ class ChunkDataLoader:
     "auto" uses three quarters of the memory that is free at the first batch.
     """
 
-    def __init__(
-        self,
-        hdf5_path: str | Path,
-        batch_size: int,
-        chunk_size_gb: float | str = "auto",
-        device: str | torch.device = DEVICE,
-        shuffle: bool = False,
-        drop_last: bool = False,
-        rows: range | None = None,
-        seed: int = 0,
-        shuffle_block: int = 8192,
-        resident: bool = True,
-        pin_memory: bool = False,
-    ):
-        self.path = str(hdf5_path)
-        self.datasets = open_windows(hdf5_path)
-        self.rows = rows or range(len(self.datasets[0]))
-        self.batch_size = batch_size
-        self.device = torch.device(device)
-        self.shuffle = shuffle
-        self.drop_last = drop_last
-        self.seed = seed
-        self.shuffle_block = shuffle_block
-        self.pin_memory = pin_memory
-        self.chunk_size_gb = chunk_size_gb
-        self.resident = resident
+    hdf5_path: str | Path
+    batch_size: int
+    chunk_size_gb: float | str = "auto"
+    device: Any = DEVICE
+    shuffle: bool = False
+    drop_last: bool = False
+    rows: Any = None  # a range; all rows if it is not given
+    seed: int = 0
+    shuffle_block: int = 8192
+    resident: bool = True
+    pin_memory: bool = False
+
+    def __post_init__(self) -> None:
+        self.datasets = open_windows(self.hdf5_path)
+        self.rows = self.rows or range(len(self.datasets[0]))
+        self.device = torch.device(self.device)
         self.resident_chunk: list[Tensor] = []
         self.chunk_rows = 0  # chosen at the first batch
         self.next_epoch = 0
@@ -149,7 +140,7 @@ class ChunkDataLoader:
         return places * size + numbers % size, parts
 
 
-def read_singly(path: str, rows: list[int]) -> tuple[np.ndarray, list[Tensor]]:
+def read_singly(path: str | Path, rows: list[int]) -> tuple[np.ndarray, list[Tensor]]:
     """Read windows one by one. Each worker process opens the file itself."""
     batch = []
     for dataset in open_windows(path):
@@ -168,7 +159,7 @@ def dataloader_batches(
         loader.batch_size,
         sampler=loader.order(epoch, start).tolist(),
         num_workers=num_workers,
-        collate_fn=partial(read_singly, loader.path),
+        collate_fn=partial(read_singly, loader.hdf5_path),
         pin_memory=loader.pin_memory,
         generator=torch.Generator(),  # separate, so that workers do not change dropout
     )

@@ -14,7 +14,6 @@ Shapes: N windows in the file, B in a batch, T rows of history, F features, H ta
 import argparse
 import difflib
 import hashlib
-import inspect
 import io
 import json
 import math
@@ -25,9 +24,11 @@ import signal
 import sqlite3
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
+from configparser import ConfigParser
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timedelta
 from functools import partial
 from itertools import islice

@@ -1,6 +1,3 @@
-OFF["chunk_loader"] = False
-OFF["resident"] = False
-OFF["num_workers"] = 0
 DYNAMIC_SHAPES = False
 
 
