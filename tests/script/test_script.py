@@ -24,7 +24,9 @@ from running import (
     check_run,
     evaluation_of,
     flip_bit,
+    losses,
     newest_run,
+    one_error,
     rows,
 )
 from scripts import (
@@ -321,3 +323,26 @@ def losses_of_phases(cwd: Path) -> list[list[float]]:
         records = map(json.loads, path.read_text().splitlines())
         losses_by_phase.append([record["loss"] for record in records])
     return losses_by_phase
+
+
+def test_a_phase_starts_from_no_run_of_another_phase(tmp_path):
+    """It takes the newest run only if that is of the phase before, and names it."""
+    project = shutil.copytree(script("llm"), tmp_path / "project")
+    main = '\nif __name__ == "__main__":'
+    replace(project / "train.py", main, PHASES + main)
+    prose(tmp_path / "data.file")
+
+    def train(*flags: str) -> Result:
+        return run_script(project, *words_of("llm", 20, 1, every=20), *flags, cwd=tmp_path)
+
+    one_error(train("--phase", "2"), "no run to resume", "settings.json", "train first")
+    assert train("--phase", "1").code == 0
+    first = newest_run(tmp_path).relative_to(tmp_path)
+    one_error(train("--phase", "3"), f"the newest run is not of phase 2: {first}: train that")
+    assert newest_run(tmp_path).name == first.name
+    done = train("--phase", "2")
+    assert f"note: the weights are those of {first}\n" in done.out
+    second = losses(tmp_path)
+    one_error(train("--phase", "2"), "not of phase 1: .*name its run with --init_from")
+    assert train("--phase", "2", "--init_from", str(first)).code == 0
+    assert losses(tmp_path) == second

@@ -6,6 +6,7 @@ An owner's edit is code at the end of `train.py`, where it replaces what has the
 import errno
 import functools
 import hashlib
+import io
 import json
 import os
 import pickle
@@ -474,3 +475,20 @@ def test_a_checkpoint_runs_no_code_where_torch_is_told_to(tmp_path, monkeypatch)
     (last_checkpoint(tmp_path).with_name(name)).write_bytes(hostile)
     one_error(resume(tmp_path), "cannot load it", name)
     assert not (tmp_path / "was-run").exists()
+
+
+def test_a_file_of_another_program_is_no_checkpoint(tmp_path):
+    """Else an empty one would begin the run again and overwrite its records."""
+    assert_trained(train("timeseries", tmp_path), tmp_path)
+    folder = newest_run(tmp_path)
+    records = (folder / "metrics.jsonl").read_bytes()
+    for content in ([], [1, 2], {}, {"model": {}}, torch.ones(3), 5, "text", None):
+        buffer = io.BytesIO()
+        torch.save(content, buffer)
+        name = f"step-00000099-{hashlib.sha256(buffer.getvalue()).hexdigest()[:16]}.pt"
+        path = folder / "checkpoints" / name
+        path.write_bytes(buffer.getvalue())
+        one_error(resume(tmp_path), "cannot load it", name, "use another checkpoint")
+        assert (folder / "metrics.jsonl").read_bytes() == records
+        path.unlink()
+    assert resume(tmp_path).code == 0

@@ -101,7 +101,10 @@ def load_checkpoint(folder: Path, pattern: str = "step-*.pt") -> dict:
         if path.stem.endswith(hashlib.sha256(content).hexdigest()[:16]):
             # A checkpoint of somebody else cannot run code.
             try:
-                return torch.load(io.BytesIO(content), map_location=DEVICE, weights_only=True)
+                found = torch.load(io.BytesIO(content), map_location=DEVICE, weights_only=True)
+                if "best_step" not in found:  # a file of another program
+                    raise ValueError
+                return found
             except Exception:
                 raise UserError(f"cannot load it: {path}: use another checkpoint") from None
         # With another name, it does not count as one of the two newest.

@@ -22,10 +22,6 @@ def read_switch(text: str) -> bool:
         raise argparse.ArgumentTypeError(f"'{text}' is neither on nor off: use 1 or 0") from None
 
 
-def read_amp(text: str) -> str:
-    return "auto" if read_switch(text) else "fp32"
-
-
 class Parser(argparse.ArgumentParser):
     """A parser whose errors are one line."""
 
@@ -46,7 +42,13 @@ def parse(arguments: list[str]) -> dict:
     text = "measure what all optimizations gain here together, each of them alone, or this one"
     add("--benchmark", nargs="?", const="all", choices=["all", "each", *OFF], help=text)
     add("--no-optimize", "--no_optimize", action="store_true", help="all optimizations off")
-    add("--use-amp", "--use_amp", type=read_amp, dest="precision", help="0: fp32; 1: auto")
+    add(
+        "--use-amp",
+        "--use_amp",
+        type=lambda text: "auto" if read_switch(text) else "fp32",
+        dest="precision",
+        help="0: fp32; 1: auto",
+    )
     for name, details in DETAILS.items():
         # Accept both --max_steps and --max-steps, and --deterministic as well as --deterministic 1.
         flags = sorted({f"--{name}", f"--{name.replace('_', '-')}"})
@@ -79,7 +81,9 @@ def read_settings(given: dict) -> tuple[Settings, Path]:
     try:
         settings = Settings(**json.loads(path.read_bytes()))
     except (OSError, ValueError, TypeError) as error:
-        raise UserError(f"no run to resume ({error}): {path}: check --resume") from None
+        raise UserError(
+            f"no run to resume ({error}): {path}: check --resume, or train first"
+        ) from None
     for name, value in given.items():
         saved = getattr(settings, name)
         if value != saved:

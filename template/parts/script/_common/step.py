@@ -31,8 +31,7 @@ class Trainer:
         # Only fp16 scales the loss, so that small gradients do not vanish. Gradients are sums over
         # a batch, so divide the usual first scale by its number of targets.
         scale = 65536.0 / 2 ** math.ceil(math.log2(self.data.batch_targets))
-        is_fp16 = dtype == torch.float16
-        self.scaler = torch.amp.GradScaler(DEVICE.type, scale, enabled=is_fp16)
+        self.scaler = torch.amp.GradScaler(DEVICE.type, scale, enabled=dtype == torch.float16)
         num_samples = len(self.data.splits["train"])
         step_size = settings.batch_size * settings.gradient_accumulation_steps
         self.step_size = min(step_size, num_samples)
@@ -61,7 +60,7 @@ class Trainer:
 
         # Forward and backward. The gradients of the micro-batches add up.
         step_targets: Any = 0  # with the first batch, a tensor ()
-        samples: list[int] = []
+        samples: list = []
         for numbers, batch in micro_batches:
             with self.autocast:
                 loss, num_targets, _ = compute_loss(self.model, batch)

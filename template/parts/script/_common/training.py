@@ -2,13 +2,16 @@
 # Training. metrics.jsonl has one JSON object per line, for training and evaluation.
 
 
-NAMES = ["SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1"]  # Windows has only two of them
-SIGNALS = [number for number in signal.Signals if number.name in NAMES]
+SIGNALS = [
+    number
+    for number in signal.Signals  # Windows has only two of these
+    if number.name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1")
+]
 
 
 def collect_signals() -> list[int]:
     """Return a list that receives signals, so that the loop saves and stops; a second one exits."""
-    signals: list[int] = []
+    signals: list = []
 
     def receive(number: int, frame: object) -> None:
         if signals:

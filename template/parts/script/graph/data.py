@@ -35,7 +35,9 @@ def read_stock(path: Path) -> Stock:
     for name in ["date", *PRICES, "volume"]:
         if name not in names:
             raise UserError(f"no column '{name}': {path}, row 1: write date, prices, volume")
-    adjusted = "adjusted" if "adjusted" in names else "close"
+    adjusted = "close"
+    if "adjusted" in names:
+        adjusted = "adjusted"
     dates = []
     table = []
     for number, row in enumerate(rows, start=2):
@@ -89,8 +91,7 @@ def synthesize() -> list[Stock]:
 def mean_of_last(values: np.ndarray, count: int) -> np.ndarray:
     """Return the mean (n,) of the last `count` values up to each one."""
     sums = np.convolve(values, np.ones(count))
-    lengths = np.arange(1, len(values) + 1)
-    lengths = lengths.clip(max=count)
+    lengths = np.arange(1, len(values) + 1).clip(max=count)
     return sums[: len(values)] / lengths
 
 
@@ -118,7 +119,9 @@ def target_of_days(features: np.ndarray, places: np.ndarray, settings: Settings)
     since = places - places[0]
     length = since[-1] + 1
     daily = np.full(length + settings.horizon, np.nan)
-    first = 0 if settings.target == "range" else 1  # a stock's first day has no return
+    first = 1  # a stock's first day has no return
+    if settings.target == "range":
+        first = 0
     daily[since[first:]] = features[first:, DAILY[settings.target]]
     if settings.target == "volatility":
         daily = daily**2
@@ -222,18 +225,21 @@ class Data:
 
     def make_splits(self) -> None:
         """Split the days, without those whose targets reach into the next split."""
-        settings = self.settings
-        ahead = settings.horizon
+        ahead = self.settings.horizon
         count = len(self.days) - ahead  # the last days have no target yet
-        train_end, validation_end, test_end = split_rows(settings.split, max(count, 0))
-        gap = ahead if test_end > validation_end else 0
+        train_end, validation_end, test_end = split_rows(self.settings.split, max(count, 0))
+        gap = 0
+        if test_end > validation_end:
+            gap = ahead
         self.splits = {
             "train": range(train_end - ahead),
             "validation": range(train_end, validation_end - gap),
             "test": range(validation_end, test_end),
         }
         if not (self.splits["train"] and self.splits["validation"]):
-            raise UserError(f"no day is left: --split {settings.split}: use a smaller --horizon")
+            raise UserError(
+                f"no day is left: --split {self.settings.split}: use a smaller --horizon"
+            )
 
     def learn_scale(self) -> None:
         """Compute means and standard deviations of the training days."""

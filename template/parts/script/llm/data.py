@@ -12,10 +12,11 @@ def read_standard_library() -> tuple[np.ndarray, list[int]]:
     """Return the tokens of 12 MB of Python's modules, in a fixed order, and where splits end."""
     root = Path(sysconfig.get_path("stdlib"))
     left_out = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
-    paths = []
-    for path in sorted(root.rglob("*.py")):
-        if left_out.isdisjoint(path.relative_to(root).parts):
-            paths.append(path)
+    paths = [
+        path
+        for path in sorted(root.rglob("*.py"))
+        if left_out.isdisjoint(path.relative_to(root).parts)
+    ]
     random.Random(0).shuffle(paths)
     sizes = np.cumsum([path.stat().st_size for path in paths])
     texts = [tokenize(path) for path in paths[: np.searchsorted(sizes, 12e6) + 1]]

@@ -72,8 +72,9 @@ class Model(nn.Module):
                 checkpoint = load_checkpoint(Path(settings.init_from, "checkpoints"))
                 self.load_state_dict(checkpoint["model"])
             except (FileNotFoundError, KeyError, RuntimeError):
-                name = settings.init_from
-                raise UserError(f"no weights of this model: {name}: check --init_from") from None
+                raise UserError(
+                    f"no weights of this model: {settings.init_from}: check --init_from"
+                ) from None
 
     def blocks(self) -> list[nn.Module]:
         """Return the modules to compile and to checkpoint."""

@@ -90,7 +90,9 @@ class Data:
         """Move the tokens to the device, or keep them on the host."""
         self.bucket = settings.bucket
         self.pin_memory = settings.pin_memory
-        device = DEVICE if settings.resident else torch.device("cpu")
+        device = torch.device("cpu")
+        if settings.resident:
+            device = DEVICE
         self.sides = [to_device(side, device) for side in self.tokens]
         _, batch = next(self.epoch(0, 0))
         self.batch_targets = int((batch["targets"] != IGNORE).sum())
