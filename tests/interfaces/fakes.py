@@ -243,6 +243,7 @@ class Loop:
     def __init__(
         self,
         model: nn.Module,
+        answers: dict[str, Any] | None = None,
         *,
         clip: float = 0.0,
         distributed: Any = None,
@@ -274,7 +275,7 @@ class Loop:
         self.norms: list[float] = []
         self.means: list[float] = []
         self.skipped: list[int] = []
-        self._train = imported(render(framework=framework), "train").train
+        self._train = imported(render(**(answers or {"framework": framework})), "train").train
         self._steps: list[list[dict[str, Tensor]]] = []
 
     def __call__(self, *steps: list[dict[str, Tensor]]) -> Loop:

@@ -70,7 +70,7 @@ class Blocks(Ragged):
 
 
 def steps(
-    distributed: Any, rank: int, world: int, clip: float, framework: str
+    choice: str, rank: int, world: int, clip: float, framework: str
 ) -> tuple[dict, list[float]]:
     """Weights and losses after three groups of ragged micro-batches, of which a rank has its
     rows."""
@@ -79,11 +79,12 @@ def steps(
     for seed in range(3):
         micro_batches = cut(ragged_batch(24, torch.float32, seed), [8, 16])
         groups.append([{name: x[rows] for name, x in batch.items()} for batch in micro_batches])
+    distributed = part(choice).Distributed()
     model = Blocks()
     wrapped = distributed.wrap(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    given = {"distributed": distributed, "optimizer": optimizer, "framework": framework}
-    loop = Loop(wrapped, clip=clip, **given)(*groups)
+    answers = {"workload": "llm", "distributed": choice, "framework": framework}
+    loop = Loop(wrapped, answers, clip=clip, distributed=distributed, optimizer=optimizer)(*groups)
     weights = {}
     for name, value in model.named_parameters():
         whole = value.full_tensor() if hasattr(value, "full_tensor") else value
@@ -96,11 +97,10 @@ def steps(
 @pytest.mark.parametrize("choice", SEVERAL)
 def test_two_ranks_take_the_steps_of_one(choice, clip, framework):
     """Ranks have unequally many targets."""
-    alone = part("none").Distributed()
-    expected_weights, expected_losses = steps(alone, 0, 1, clip, framework)
+    expected_weights, expected_losses = steps("none", 0, 1, clip, framework)
 
     def work(rank):
-        return steps(part(choice).Distributed(), rank, 2, clip, framework)
+        return steps(choice, rank, 2, clip, framework)
 
     for weights, losses in on_two_ranks(work):
         assert losses == pytest.approx(expected_losses, rel=1e-6)

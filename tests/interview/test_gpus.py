@@ -64,8 +64,9 @@ def test_each_row_takes_or_refuses_each_precision(gpu):
 
 
 def test_fp8_on_a_cpu_is_refused():
-    with pytest.raises(UserError, match=r"no GPU.*choose fp32"):
-        gpus.resolve_precision("fp8", gpus.Card("CPU", None))
+    of_fp8 = imported(render(workload="llm", precision="fp8"), "engine.compute.gpus")
+    with pytest.raises(of_fp8.UserError, match=r"no GPU.*choose fp32"):
+        of_fp8.resolve_precision("fp8", of_fp8.Card("CPU", None))
 
 
 def test_amd_numbers_are_not_read_as_nvidia_ones():

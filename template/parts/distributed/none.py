@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
 import torch
 from torch import Tensor
-
-from ..errors import UserError
 
 T = TypeVar("T")
 
@@ -24,11 +21,6 @@ class Distributed:
     forward_exchanges = False  # whether a model's forward waits for other ranks
 
     def __init__(self) -> None:
-        world = os.environ.get("WORLD_SIZE", "1")
-        if world != "1":
-            command = "copier update --defaults -r :current: -d distributed=ddp"
-            remedy = f"start it without torchrun, or run `{command}`"
-            raise UserError("this project uses one process", f"WORLD_SIZE={world}", remedy)
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
     def begin(self, make: Callable[[], Path]) -> Path:

@@ -24,18 +24,17 @@ from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
 
-from .engine.errors import RANK, UserError, UserErrors, note
+from .engine.errors import RANK, UserError, note
 from .engine.files import exists
 from .engine.plugins import names
 from .engine.run.explanations import explain
-from .engine.runs import prepare_process, project_root, typed_path
+from .engine.runs import check_processes, prepare_process, project_root, typed_path
 from .engine.settings import catalogue
 from .engine.sources import ENVIRONMENT, Layer, suggestion
 from .settings import Settings
 
 CONFIG = Path("config.yaml")
 SETTINGS = catalogue(Settings)
-TOGETHER = ("train", "evaluate")  # commands that can run in several processes
 INTERRUPTED = 128 + 2  # the exit code that shells use for SIGINT
 CLOSED = 128 + 13  # and for SIGPIPE
 
@@ -77,6 +76,7 @@ def run(words: list[str]) -> int:
         print(overview())
         return 0 if words else 2
     check_command(name)
+    check_processes(name)
     prepare_process()
     command = import_module(f".commands.{name}", __package__)
     parser = make_parser(name, command)
@@ -100,16 +100,11 @@ def run(words: list[str]) -> int:
 
 
 def check_command(name: str) -> None:
-    """Raise `UserError` if there is no such command, or if it cannot run in several processes."""
+    """Raise `UserError` if there is no such command."""
     commands = names("commands")
     if name not in commands:
         remedy = f"choose one of {', '.join(commands)}"
         raise UserError(f"unknown command {name!r}", "command line", remedy)
-    world_size = os.environ.get("WORLD_SIZE", "1")
-    if world_size != "1" and name not in TOGETHER:
-        what = f"{name} runs in one process only"
-        where = f"WORLD_SIZE={world_size}"
-        raise UserErrors([UserError(what, where, "start it without torchrun")])
 
 
 def load_settings(
