@@ -3,8 +3,6 @@
 import json
 import shutil
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from shlex import split
 
@@ -62,47 +60,6 @@ def test_a_model_that_fails_for_few_samples_names_one_of_them_and_itself(tmp_pat
     refused = run(project, "train", *SHORT, cwd=tmp_path)
     line = one_error(refused, r"training sample \d+: fix that sample, .*, or forward in model.py$")
     assert int(line.partition("training sample ")[2].partition(":")[0]) % 8 == 0
-
-
-# ---- a run that waits for data -------------------------------------------------------------------
-
-
-def waiting(milliseconds: float) -> Callable[[], None]:
-    """For `run(..., before=…)`: by the clock that all read, only batches take time, so long each."""
-
-    def place() -> None:
-        from my_training.dataset import Samples  # type: ignore[import-not-found]
-
-        make_batch = Samples.batch
-        seconds = [0.0]
-
-        def batch(self, rows):
-            seconds[0] += milliseconds / 1000
-            return make_batch(self, rows)
-
-        Samples.batch = batch
-        time.perf_counter = lambda: seconds[0]
-
-    return place
-
-
-@pytest.mark.parametrize(
-    ("loader", "advice"),
-    [
-        ("dataloader", "(loader dataloader, data.num_workers: the main process reads; "),
-        ("memmap", "(loader memmap, data.resident: rows are read from the files; no workers)"),
-    ],
-)
-def test_a_wait_for_data_names_the_settings_to_raise(loader, advice, tmp_path):
-    words = "--training.max_steps 1500 --training.gradient_accumulation_steps 2"
-    if loader == "dataloader":
-        words += " --data.num_workers 0"
-    project = render(workload="tabular", loader=loader)
-    words = ("train", *split(words), "--model.width", "8", "--data.batch_size", "32")
-    done = check_run(project, *words, cwd=tmp_path, before=waiting(4))
-    (alert,) = [line for line in done.out.splitlines() if "alert: data wait" in line]
-    larger = "raise data.batch_size (32), or move work from dataset.py to `prepare` "
-    assert f"% of the time: {larger}{advice}" in alert
 
 
 # ---- the compiler --------------------------------------------------------------------------------

@@ -56,8 +56,6 @@ MATMUL = "torch.backends.cuda.matmul"
 SET = [
     ("import", "torch.backends.fp32_precision = 'tf32'", False),
     ("build", f"{MATMUL}.fp32_precision = 'tf32'", True),
-    ("build", f"{MATMUL}.allow_tf32 = True", True),
-    ("build", "torch.backends.mkldnn.matmul.fp32_precision = 'bf16'", False),
     ("forward", f"{MATMUL}.fp32_precision = 'tf32'", False),
 ]
 

@@ -12,7 +12,6 @@ import random
 import resource
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -25,7 +24,7 @@ import pytest
 from importing import imported
 from made_up import files_of
 from rendering import render
-from running import PATIENCE, Result, Running, newest_run, one_error, start
+from running import Result, Running, newest_run, one_error, start
 from scripts import result_of, script, send, series, start_script, words_of
 from test_resume import OPTIONS
 from torch import nn
@@ -243,30 +242,6 @@ def test_a_signal_ignored_at_the_start_stays_ignored(layout, number, base, tmp_p
 
     assert train(layout, place, before=ignore).wait().code == 0
     assert result_of(place) == base.result(layout)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("number", SIGNALS[:3])
-def test_a_signal_at_any_moment_of_the_start_is_not_lost(number, tmp_path):
-    """From the first import to the first steps, in interpreters of their own."""
-    source = render(workload="tabular") / "src"
-    environment = {**os.environ, "PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "my_training", "train", "--training.epochs", "100000"]
-    for moment in range(12):
-        started = subprocess.Popen(
-            command,
-            cwd=tmp_path,
-            env=environment,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),
-        )
-        time.sleep(0.15 + moment**2 / 20)
-        started.send_signal(number)
-        _, said = started.communicate(timeout=PATIENCE)
-        assert "Traceback" not in said, moment
-        assert started.returncode in (128 + number, -number), (moment, said)
 
 
 # --- full disks

@@ -2,18 +2,13 @@
 reliability/test_kills.py."""
 
 import builtins
-import contextlib
 import errno
-import fcntl
 import importlib
 import json
 import os
-import pty
-import select
 import shutil
 import signal
 import sys
-import termios
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +30,6 @@ from running import (
     run,
     start,
     step_of,
-    until,
     weights,
 )
 from sizes import TINY
@@ -127,42 +121,6 @@ def test_signal_saves_reports_and_resumes(framework, number, place, reference):
         assert signal.Signals(number).name in report_of(place)
         words = ("--resume",)
     finish(place, reference, framework)
-
-
-def test_a_terminal_that_closes_stops_a_run_like_a_signal(place, reference):
-    """It sends SIGHUP, perhaps twice, and then refuses whatever is printed."""
-    terminal, inside = pty.openpty()
-
-    def attach():
-        os.setsid()
-        fcntl.ioctl(inside, termios.TIOCSCTTY, 0)
-        sys.stdout.close()
-        sys.stderr.close()
-        for descriptor in (1, 2):
-            os.dup2(inside, descriptor)
-        sys.stdout = os.fdopen(1, "w", buffering=1)
-        sys.stderr = os.fdopen(2, "w", buffering=1)
-        os.close(inside)
-        os.close(terminal)
-
-    words = (*OPTIONS, "--monitor.progress", "false")
-    running = start(render(workload="tabular"), "train", *words, cwd=place, before=attach)
-    os.close(inside)
-
-    def has_rows():
-        while select.select([terminal], [], [], 0)[0]:
-            os.read(terminal, 1 << 16)  # a terminal that nobody reads would stop the run
-        return running.rows() >= 5
-
-    until(has_rows, "5 rows")
-    os.close(terminal)
-    with contextlib.suppress(ProcessLookupError):
-        running.kill(signal.SIGHUP)
-    assert running.wait().code == 128 + signal.SIGHUP
-    status = json.loads((newest_run(place) / "status.json").read_text())
-    assert (status["state"], status["reason"]) == ("stopped", "SIGHUP")
-    assert step_of(checkpoints(place)[-1]) == losses(place)[-1][0]
-    finish(place, reference)
 
 
 def test_damaged_checkpoints_are_skipped_and_named(place, reference):

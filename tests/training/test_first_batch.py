@@ -1,16 +1,11 @@
 """What model.py must return is checked with the first batch: each breach is one line that names the
 file. The command `check` of an extra looks at the rest of the contract."""
 
-import re
-import shutil
-
 import pytest
 from own_model import EXAMPLE, SHORT, project_with
-from rendering import render
 from running import one_error, run
 
 FORWARD = "model.py, forward"
-PREDICT = "model.py, predict"
 RETURNED = "return Output(loss, total_weight, "
 METRICS = '{} if self.training else {"mse_original": (squares, total_weight)}'
 BUILT = "return Perceptron(settings, facts)"
@@ -26,25 +21,6 @@ BREACHES = {
     "a metric that is no sum": (METRICS, '{"mae": (error.abs(), total_weight)}', FORWARD),
     "a list of metrics": (METRICS, "[error.abs().mean()]", FORWARD),
 }
-# What the command `check` of an extra finds in addition, in its line about `shapes`.
-CHECKED = {
-    "a detached loss": (RETURNED, "return Output(loss.detach(), total_weight, ", "grad"),
-    "a metric that is wrong in evaluation": (
-        METRICS,
-        '{} if self.training else {"mae": 1.0}',
-        f"'mae'.*{FORWARD}",
-    ),
-    "predictions with another axis than the targets": (
-        ".squeeze(1)",  # (B, 1) minus (B,) is (B, B)
-        "",
-        r"\(\d+, 1\).*\(\d+,\)",
-    ),
-    "a prediction of a wrong size": (
-        "return {",
-        'return {"mean": self.scale.mean()[None], ',
-        PREDICT,
-    ),
-}
 
 
 @pytest.mark.parametrize("name", BREACHES)
@@ -56,14 +32,3 @@ def test_a_breach_is_one_line_before_the_first_step(name, tmp_path):
     one_error(refused, line)
     assert "step 1/" not in refused.out
     assert not list((tmp_path / "runs").glob("*"))
-
-
-@pytest.mark.parametrize("name", CHECKED)
-def test_the_command_check_looks_at_training_evaluation_and_predictions(name, tmp_path):
-    old, new, line = CHECKED[name]
-    assert EXAMPLE.count(old) == 1
-    project = shutil.copytree(render(workload="tabular", extras=["check"]), tmp_path / "project")
-    (project / "src/my_training/model.py").write_text(EXAMPLE.replace(old, new), encoding="utf-8")
-    done = run(project, "check", "--only", "shapes", cwd=tmp_path)
-    assert done.code == 1, done.out
-    assert re.search(f"^failed.*{line}", done.out, flags=re.MULTILINE)

@@ -103,13 +103,6 @@ def predicted(model: Any, batch: stocks.Batch) -> Tensor:
     return model.predict(batch)["prediction"]
 
 
-def test_days_of_a_batch_do_not_see_each_other(model, opened):
-    alone = [predicted(model, batch) for batch in batches(opened, size=1)]
-    together = [predicted(model, batch) for batch in batches(opened, size=8)]
-    ours = torch.cat(together)[: len(alone)]
-    torch.testing.assert_close(ours, torch.cat(alone), equal_nan=True, rtol=1e-5, atol=1e-7)
-
-
 def test_a_stock_hears_of_its_neighbours_only(model, opened):
     batch = batches(opened, size=1)[0]
     before = predicted(model, batch)

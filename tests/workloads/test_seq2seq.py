@@ -3,10 +3,8 @@ metrics."""
 
 import gzip
 import json
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -350,56 +348,6 @@ def test_what_pads_the_vocabulary_is_never_made():
         model.t5.shared.weight[65:] = 50 * torch.randn(63, 32)
     source = torch.randint(64, (4, 8))
     assert model.generate(source, source >= 0, 20).max() < 65
-
-
-# ---- metrics -------------------------------------------------------------------------------------
-
-
-def partly_trained(prepared: Path) -> Any:
-    """A model that has some tokens right."""
-    model = small_model().eval()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    batch = batches(prepared, "train")[0]
-    for _ in range(80):
-        model(batch).loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return model
-
-
-def measured_one_by_one(model: Any, pairs: list[tuple[str, str]]) -> dict[str, float]:
-    sums = Counter[str]()
-    for source, target in pairs:
-        tokens, targets = (torch.tensor([[*text.encode(), 256]]) for text in (source, target))
-        count = targets.shape[1]
-        with torch.no_grad():
-            output = model(as_batch(tokens, tokens >= 0, targets, torch.tensor([[count]])))
-        sums["tokens"] += count
-        sums["nats"] += output.loss.item() * count
-        for name in ("token_accuracy", "exact_match"):
-            sums[name] += output.metrics[name][0].item()
-    return {
-        "loss": sums["nats"] / sums["tokens"],
-        "loss_per_byte": sums["nats"] / (sums["tokens"] - len(pairs)),
-        "token_accuracy": sums["token_accuracy"] / sums["tokens"],
-        "exact_match": sums["exact_match"] / len(pairs),
-    }
-
-
-def test_each_metric_has_its_own_denominator(prepared):
-    """Any order and batch gives what counting pair by pair gives."""
-    model = partly_trained(prepared)
-    expected = measured_one_by_one(model, stored_pairs(prepared, "test"))
-    assert 0 < expected["token_accuracy"] < 1
-    evaluate = module("engine.run.evaluation").evaluate
-    project = SimpleNamespace(
-        wrapped=model,
-        precision=SimpleNamespace(autocast=torch.no_grad),
-        distributed=SimpleNamespace(sum_over_ranks=lambda sums: sums),
-    )
-    for flags in ((), ("--data.order", "time"), ("--evaluation.batch_size", "5")):
-        loader = SEQ2SEQ.loader(store(prepared), "test", *SMALL, *flags)
-        assert evaluate(project, loader) == pytest.approx(expected, rel=1e-5), flags
 
 
 # ---- pretrained ----------------------------------------------------------------------------------
