@@ -67,7 +67,7 @@ def curves(cwd: Path) -> list[dict[str, Any]]:
     return records
 
 
-@pytest.mark.cover(2, "workload", "precision")
+@pytest.mark.cover(1, "workload", "precision")
 @every_script
 @pytest.mark.parametrize(
     ("precision", "steps", "accumulation", "every"),
@@ -75,7 +75,7 @@ def curves(cwd: Path) -> list[dict[str, Any]]:
         ("fp32", 100, 3, 1),
         ("fp32", 100, 1, 1),
         ("fp16", 20, 3, 7),
-        pytest.param("bf16", 20, 3, 7, marks=pytest.mark.full),
+        ("bf16", 20, 3, 7),
     ],
     ids=["fp32", "one", "fp16", "bf16"],
 )

@@ -232,6 +232,7 @@ def test_fp16_that_skips_every_step_is_an_error(tmp_path):
     assert_trained(done, tmp_path / "some", steps=10)
 
 
+@pytest.mark.first(2)
 @every_script
 def test_a_loss_that_is_not_finite_names_what_to_check(workload, tmp_path):
     done = train(workload, tmp_path, code=IN_LOSS + "draw = lambda: float('nan')")
