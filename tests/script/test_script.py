@@ -212,6 +212,25 @@ def test_flags_and_the_environment(workload, monkeypatch):
         assert read().deterministic == read().pin_memory == is_on, word
 
 
+def test_the_answer_to_precision_is_the_default_of_its_setting():
+    source = render(layout="script", precision="bf16") / "train.py"
+    assert 'precision: str = setting(\n        "bf16",' in source.read_text(encoding="utf-8")
+
+
+def test_an_owner_s_setting_may_be_a_plain_field(tmp_path, monkeypatch, capsys):
+    """Such as one that an update has merged from an older script."""
+    project = shutil.copytree(script("tabular"), tmp_path / "project")
+    replace(project / "train.py", "    # model\n", "    mine: int = 3  # text\n    # model\n")
+    monkeypatch.syspath_prepend(str(project))
+    monkeypatch.delitem(sys.modules, "train", raising=False)
+    train = importlib.import_module("train")
+    assert train.read_settings(train.parse([]))[0].mine == 3
+    assert train.read_settings(train.parse(["--mine=-5"]))[0].mine == -5
+    with pytest.raises(SystemExit, match="0"):
+        train.parse(["--help"])
+    assert "--mine MINE" in capsys.readouterr().out
+
+
 # --- its own tests
 
 

@@ -56,7 +56,7 @@ def parse(arguments: list[str]) -> dict:
         options: dict = {"type": type(default), "choices": details.get("choices")}
         if isinstance(default, bool):
             options = {"nargs": "?", "const": True, "type": read_switch}
-        add(*flags, help=f"{details['help']} (default: {default})", **options)
+        add(*flags, help=f"{details.get('help', '')} (default: {default})", **options)
 
     for name in filter(os.environ.get, ENVIRONMENT):
         flag = f"--{name.lower()}"

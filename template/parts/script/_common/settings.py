@@ -79,6 +79,9 @@ class RunSettings:
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             details = DETAILS[name]
-            if not isinstance(value, str) and not details["low"] <= value <= details["high"]:
-                limits = f"{details['low']} to {details['high']}"
-                raise UserError(f"{value} is out of range: --{name}: use {limits}")
+            if not details or isinstance(value, str):  # one without `setting` has no range
+                continue
+            if not details["low"] <= value <= details["high"]:
+                raise UserError(
+                    f"{value} is out of range: --{name}: use {details['low']} to {details['high']}"
+                )
