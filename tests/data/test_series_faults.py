@@ -87,8 +87,6 @@ def test_numbers_as_times_may_have_fractions_and_exponents(tmp_path):
     a = values(len(GRID))[:, 0]
     numbers = {
         "s": [f"{second}.0" for second in seconds],
-        "s ": [f"{second}.{row % 10}" for row, second in enumerate(seconds)],
-        "s  ": [f"{second:.9e}" for second in seconds],
         "ms": [f"{second * 1000}.25" for second in seconds],
         "ns": [f"{second * 10**9:.12e}" for second in seconds],
     }
@@ -96,10 +94,10 @@ def test_numbers_as_times_may_have_fractions_and_exponents(tmp_path):
         path = written(tmp_path, series(cells))
         assert prepare(tmp_path, "timeseries", path, f"--time-format {unit}").code == 0
         assert contents(tmp_path, "timeseries") == expected
-    for times, unit in ((seconds + 0.25, "s"), (1000.0 * seconds, "ms")):
-        pyarrow.parquet.write_table(pa.table({"date": times, "a": a}), tmp_path / "t.parquet")
-        assert prepare(tmp_path, "timeseries", "t.parquet", f"--time-format {unit}").code == 0
-        assert contents(tmp_path, "timeseries") == expected
+    table = pa.table({"date": seconds + 0.25, "a": a})
+    pyarrow.parquet.write_table(table, tmp_path / "t.parquet")
+    assert prepare(tmp_path, "timeseries", "t.parquet", "--time-format s").code == 0
+    assert contents(tmp_path, "timeseries") == expected
 
     pyarrow.parquet.write_table(pa.table({"date": GRID, "a": a}), tmp_path / "t.parquet")
     refused = prepare(tmp_path, "timeseries", "t.parquet", "--time-format ms")

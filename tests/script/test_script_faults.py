@@ -289,7 +289,7 @@ def as_on_windows(module: Any) -> None:
     sys.modules["fcntl"] = None  # an import of it fails
 
 
-@pytest.mark.cover(1)
+@pytest.mark.first(2)
 @every_script
 def test_nothing_needs_what_windows_lacks(workload, tmp_path):
     whole = tmp_path / "whole"

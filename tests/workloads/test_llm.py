@@ -229,24 +229,6 @@ def test_rows_are_found_whatever_the_file_is_called(tmp_path):
     assert LLM.store(tmp_path / "data").arrays["tokens"].rows().tobytes() == json_lines + b"\xff"
 
 
-def test_each_text_of_a_folder_is_read_once_also_behind_links(tmp_path):
-    texts = [f"text {number}\n" * 40 for number in range(31)]
-    for number, text in enumerate(texts):
-        place = tmp_path / ("elsewhere" if number % 2 else "texts/deep/deeper")
-        made_up.written(place, text, f"{number:02}.txt")
-    made_up.written(tmp_path / "elsewhere", "not wanted", "notes.md")
-    (tmp_path / "texts/linked").symlink_to("../elsewhere")
-    (tmp_path / "texts/deep/deeper/circle").symlink_to("../..")
-    (tmp_path / "texts/again.txt").symlink_to("deep/deeper/00.txt")
-    (tmp_path / "texts/itself.txt").symlink_to("itself.txt")
-    result = made_up.prepare(tmp_path, "llm", "texts", "--glob *.txt --split-by position")
-    assert result.code == 0, result.err
-    says = "note: 31 files read in texts, 2 ignored\n"
-    assert says in result.out
-    stored = LLM.store(tmp_path / "data").arrays["tokens"].rows().tobytes()
-    assert sorted(stored.decode("latin-1").split("\xff")) == ["", *sorted(texts)]
-
-
 # ---- blocks ------------------------------------------------------------------------------------
 
 
