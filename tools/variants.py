@@ -167,12 +167,11 @@ def all_variants() -> tuple[Answers, ...]:
 
 @functools.cache
 def scripts() -> tuple[Answers, ...]:
-    """Every combination of the questions that are asked of a script, of GPUs one of each kind."""
-    return tuple(
-        {LAYOUT: "script", **answers}
-        for answers in products("workload", "gpu", "precision")
-        if not impossible({LAYOUT: "script", **answers})
-    )
+    """Every pair of answers to the questions that are asked of a script, of GPUs one of each kind."""
+    every = [{LAYOUT: "script", **answers} for answers in products("workload", "gpu", "precision")]
+    possible = [answers for answers in every if not impossible(answers)]
+    chosen = covering([pairs(answers) for answers in possible])
+    return tuple(possible[number] for number in sorted(chosen))
 
 
 def name(answers: Mapping[str, Any]) -> str:
