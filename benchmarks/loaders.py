@@ -166,7 +166,7 @@ def ours(path: Path, loader: str, order: str) -> Any:
     link(folder, workload="windows", loader=loader)
     sys.path.insert(0, str(folder / "src"))
     hdf5_arrays = project("engine.data.hdf5").hdf5_arrays
-    make_order = project("engine.data.order").make_order
+    make_order = project("engine.run.project").make_order
 
     data = SimpleNamespace(
         order=order, batch_size=BATCH, fraction=1.0, shuffle_block=CHUNK, chunk_size_gb="auto",

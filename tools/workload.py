@@ -83,7 +83,7 @@ class Workload:
         settings = self.settings(*flags, loader=loader)
         samples = self.samples(store, split, *flags)
         samples.training = train
-        make_order = self.module("engine.data.order", loader=loader).make_order
+        make_order = self.module("engine.run.project", loader=loader).make_order
         order = make_order(samples, settings, train=train)
         make = self.module("engine.data.loader", loader=loader).Loader
         return make(samples, store, settings, order, torch.device("cpu"))

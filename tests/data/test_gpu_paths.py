@@ -126,7 +126,7 @@ def chunk_loader(folder: Path, order: str, size: Any, resident: Any = "auto") ->
     given = settings(order, size, resident=resident)
     samples = Pages(module("engine.interfaces").Spans, False)
     store = module("engine.data.store").Store.open(folder)
-    ordered = module("engine.data.order").make_order(samples, given, 0, 1, False)
+    ordered = module("engine.run.project").make_order(samples, given, 0, 1, False)
     return module("engine.data.loader").Loader(samples, store, given, ordered, CARD)
 
 

@@ -89,7 +89,7 @@ def make(
 ) -> Any:
     store = module("engine.data.store", loader).Store.open(folder)
     samples = fake(module("engine.interfaces", loader).Spans, False)
-    order = module("engine.data.order", loader).make_order(samples, given, *ranks, train=train)
+    order = module("engine.run.project", loader).make_order(samples, given, *ranks, train=train)
     return module("engine.data.loader", loader).Loader(samples, store, given, order, CPU)
 
 

@@ -804,12 +804,8 @@ def a_table(workload: str, german: bool) -> str:
 
 def read_again(workload: str, trained: Any, path: Path, folder: Path, **flags: str) -> Any:
     """What `predict --input` makes of a file with the data of a run: arrays."""
-    project = render(workload=workload)
-    if workload == "tabular":
-        imported(project, "commands.predict").new_rows(path, flags, trained, folder)
-    else:
-        source = imported(project, "prepare.tables").Source(path, flags, trained.source)
-        imported(project, "dataset").write_new(folder, source, trained)
+    module = "commands.predict" if workload == "tabular" else "dataset"
+    imported(render(workload=workload), module).write_new(path, flags, trained, folder)
     opened = store(folder, workload, "")
     return {name: array.rows().tobytes() for name, array in opened.arrays.items()}
 

@@ -83,7 +83,7 @@ def make(
     )
     store = module("engine.data.store", loader).Store.open(folder)
     samples = Samples(module("engine.interfaces", loader).Spans)
-    order = module("engine.data.order", loader).make_order(samples, settings)
+    order = module("engine.run.project", loader).make_order(samples, settings)
     return module("engine.data.loader", loader).Loader(
         samples, store, settings, order, torch.device(device)
     )

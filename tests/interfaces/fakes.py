@@ -86,7 +86,7 @@ def make_loader(
     loader: str, samples: Any, store: Any, given: Any, *place: int, train: bool = True
 ) -> Any:
     """The loader's part over samples; place: rank and world."""
-    order = engine("data.order", loader=loader).make_order(samples, given, *place, train=train)
+    order = engine("run.project", loader=loader).make_order(samples, given, *place, train=train)
     return engine("data.loader", loader=loader).Loader(samples, store, given, order, CPU)
 
 

@@ -167,7 +167,7 @@ def test_every_order_of_the_workload_gives_what_a_direct_reading_gives(workload,
     for name in set(orders) - {"random_start"}:
         given = settings(workload, *small, "--data.order", name, loader=loader)
         of_split = samples(workload)
-        order = module(workload, "engine.data.order", loader=loader).make_order(of_split, given)
+        order = module(workload, "engine.run.project", loader=loader).make_order(of_split, given)
         make = module(workload, "engine.data.loader", loader=loader).Loader
         made = make(of_split, store(workload), given, order, CPU)
         batch = next(made.epoch(0))
@@ -206,7 +206,7 @@ def test_a_batch_of_resident_rows_is_two_copies_to_the_device(workload, monkeypa
     given = settings(workload, *flags, loader="memmap")
     of_split = samples(workload)
     of_split.training = True
-    order = module(workload, "engine.data.order").make_order(of_split, given)
+    order = module(workload, "engine.run.project").make_order(of_split, given)
     make = module(workload, "engine.data.loader", loader="memmap").Loader
     loader = make(of_split, store(workload), given, order, torch.device("meta"))
     batches = loader.epoch(0)

@@ -50,7 +50,7 @@ def upstream(tmp_path_factory):
     new = "\n  seed: 42\n\n  # A setting of the new version.\n  new_setting: 1\n"
     replace(config, "\n  seed: 42\n", new)
     replace(config, "\n  keep: 2\n", "\n  keep: 3\n")
-    order = package / "engine/data/order.py.jinja"
+    order = package / "engine/data/order.py"
     order.write_text(order.read_text(encoding="utf-8") + "\n\nNEW = True\n", encoding="utf-8")
     (package / "engine/later.py").write_text('"""Of the new version."""\n', encoding="utf-8")
     return commit(folder, NEW)

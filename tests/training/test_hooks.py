@@ -25,30 +25,30 @@ class Hook:
     def __init__(self):
         self.steps = self.evaluations = 0
 
-    def note(self, run, moment):
+    def _note(self, run, moment):
         with open("moments", "a") as file:
             print(moment, run.step, file=file)
 
     def start(self, run):
-        self.note(run, "start")
+        self._note(run, "start")
 
     def before_step(self, run):
-        self.note(run, "before_step")
+        self._note(run, "before_step")
 
     def after_step(self, run):
         self.steps += 1
-        self.note(run, "after_step")
+        self._note(run, "after_step")
 
     @contextmanager
     def evaluating(self, run):
-        self.note(run, "evaluating")
+        self._note(run, "evaluating")
         yield
-        self.note(run, "evaluated")
+        self._note(run, "evaluated")
 
     def after_evaluation(self, run, metrics):
         self.evaluations += 1
         metrics["counted"] = 1000.0 * self.evaluations + self.steps
-        self.note(run, "after_evaluation")
+        self._note(run, "after_evaluation")
 
     def state_dict(self):
         return {"steps": self.steps, "evaluations": self.evaluations}
@@ -57,17 +57,17 @@ class Hook:
         vars(self).update(state)
 
     def close(self, run):
-        self.note(run, "close")
+        self._note(run, "close")
 '''
 
-FAILING = '''"""Fails after a step."""
+FAILING = '''"""Fails at a moment."""
 
 from ..engine.errors import UserError
 
 
 class Hook:
-    def after_step(self, run):
-        if run.step == 12:
+    def MOMENT(self, run):
+        if run.step >= 12:
             raise ERROR
 '''
 
@@ -177,15 +177,25 @@ def test_a_state_that_could_not_be_read_back_is_refused_before_it_is_written(hoo
     one_error(result, "a state holds a pathlib.PosixPath: hooks/", "plain values and tensors")
 
 
+def test_a_misspelt_method_is_one_line_at_the_start(hooked, place):
+    bad = hooked("bad", FAILING.replace("MOMENT", "after_steps"))
+    result = run(bad, "train", *WORDS, cwd=place)
+    one_error(result, "nothing calls the hook's method 'after_steps': hooks/bad.py: correct its")
+    assert not [*place.glob("runs/*")]
+
+
 @every_framework
 @pytest.mark.parametrize(("error", "code"), [("UserError('on purpose')", 2), ("OSError(28)", 1)])
+@pytest.mark.parametrize("moment", ["after_step", "close"])
 @pytest.mark.cover(1)
 def test_a_hook_that_fails_ends_the_run_which_resumes_without_it(
-    framework, error, code, hooked, place, plain
+    framework, error, code, moment, hooked, place, plain
 ):
-    bad = hooked("bad", FAILING.replace("ERROR", error), framework=framework)
+    source = FAILING.replace("ERROR", error).replace("MOMENT", moment)
+    bad = hooked("bad", source, framework=framework)
     assert run(bad, "train", *WORDS, cwd=place).code == code
     assert '"failed"' in (newest_run(place) / "status.json").read_text()
+    assert (newest_run(place) / "report.md").exists()
     healthy = render(workload="tabular", framework=framework)
     check_run(healthy, "train", "--resume", cwd=place)
     assert losses(place) == losses(plain)

@@ -58,13 +58,13 @@ def optimizers(model: Net) -> list[torch.optim.Optimizer]:
 
 
 def test_each_weight_has_the_step_of_its_own_kind():
-    project = imported(render(workload="llm", extras=["muon"]), "optimizer")
+    project = imported(render(workload="llm", extras=["muon"]), "muon")
     settings = SimpleNamespace(optimizer=SETTINGS)
     torch.manual_seed(0)
     model = Net()
     other = Net()
     other.load_state_dict(model.state_dict())
-    mixed = project.build_optimizer(model, settings)
+    mixed = project.build_muon(model, settings)
     separate = optimizers(other)
     for _ in range(3):
         for weight, same in zip(model.parameters(), other.parameters(), strict=True):

@@ -353,7 +353,7 @@ GUIDE = REPOSITORY / "docs/how-to/graph.md"
 def test_the_guide_finds_the_classes_of_papers_by_their_links():
     """With the sizes and settings of the paper."""
     text = GUIDE.read_text(encoding="utf-8")
-    text = text.replace("from my_training.model", f"from {module('model').__name__}")
+    text = text.replace("from my_training.layers", f"from {module('layers').__name__}")
     program = re.findall(r"```python\n(.*?)```", text, re.DOTALL)[0]
     names: dict[str, Any] = {}
     exec(compile(program.partition("\ngiven = ")[0], GUIDE, "exec"), names)

@@ -90,7 +90,6 @@ class Loader:
 
     def close(self) -> None:
         self._mapped = {}
-        self.store.resident.clear()
 
 
 def memory_left(device: torch.device) -> int:

@@ -38,7 +38,7 @@ def test_an_epoch_has_each_sample_once(train: bool) -> None:
     settings = module("settings").Settings.load(CONFIG)
     store = module("assemble").open_store(settings)
     samples = module("dataset").Samples(store, settings, "train" if train else "validation")
-    order = module("engine.data.order").make_order(samples, settings, train=train)
+    order = module("engine.run.project").make_order(samples, settings, train=train)
     loader = module("engine.data.loader").Loader(
         samples, store, settings, order, torch.device("cpu")
     )

@@ -21,7 +21,6 @@ from .prepare.series import Series, check_step, read_series
 from .settings import WORKLOAD
 
 if TYPE_CHECKING:
-    from .prepare.tables import Source
     from .settings import Settings
 
 
@@ -146,16 +145,18 @@ def made_up_series(count: int) -> Series:
     return Series(["load", "warmth", "price"], midnight + 3600 * hours, values, 3600)
 
 
-def write_new(folder: Path, source: Source, trained: Store) -> None:
+def write_new(path: Path, flags: dict[str, Any], trained: Store, folder: Path) -> None:
     """Write a series to predict, with the frames and the metadata of the training data."""
+    from .prepare.tables import Source
+
     facts = trained.facts
-    flags = trained.source
+    source = Source(path, flags, trained.source)
     step = facts["frames"][0]["step"]
     histories = {frame["name"]: frame["history"] for frame in facts["frames"]}
     with StoreWriter(folder, WORKLOAD) as writer:
         series = read_series(writer, source, facts["columns"], TEMPORARY)
-        frames = make_frames(series, histories, flags.get("aggregate", {}))
+        frames = make_frames(series, histories, trained.source.get("aggregate", {}))
         base = frames[0].bars
-        check_step(base, step, str(source.path))
-        write_frames(writer, frames, {"input": [0, len(base)]}, 0, flags.get("max_gap"))
+        check_step(base, step, str(path))
+        write_frames(writer, frames, {"input": [0, len(base)]}, 0, trained.source.get("max_gap"))
         writer.facts = facts

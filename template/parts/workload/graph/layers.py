@@ -1,7 +1,7 @@
 """The layers of the model: attention along time, and over the graph of the stocks.
 
-Shapes: `N` nodes, `E` edges, `H` heads, `C` units of a head, `W` units of the model, `T` days of the
-window, `F` features. In `disjoint_graph`: `B` days in a batch, `K` seats for stocks.
+Shapes: `N` nodes, `E` edges, `H` heads, `C` units of a head, `W` units of the model. `T` days of
+the window, `F` features. `B` days in a batch, `K` seats for stocks, `k` neighbours of a seat.
 """
 
 from __future__ import annotations

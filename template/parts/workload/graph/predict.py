@@ -5,21 +5,17 @@ from __future__ import annotations
 import argparse
 import csv
 import io
-import tempfile
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..engine.files import replacing
-from ..engine.runs import find_run
 from ..prepare.splits import add_input
 from ..prepare.stocks import long_enough, read_stocks
-from ..trained import add_flags, collected, open_run, output_path
+from ..trained import add_flags, collected, open_run, output_path, prediction_loader
 
 if TYPE_CHECKING:
     from ..dataset import Plan
-    from ..engine.data.loader import Loader
     from ..engine.data.store import Store
 
 
@@ -35,20 +31,9 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     """Write `prediction` (n, P), `date` and `ticker` (n,), and `horizons` (P,)."""
     import numpy as np
 
-    from ..engine.data.store import Store
-
-    split = "input" if arguments.input else arguments.split
-    folder = find_run(arguments.run)
-    output = output_path(
-        arguments.output, folder / "predictions.npz", ".npz", ".csv", source=arguments.input
-    )
-    settings = load(folder / "config.resolved.yaml")
-    project, step = open_run(folder, settings, arguments, needs_data=not arguments.input)
-    with tempfile.TemporaryDirectory() as temporary:
-        if arguments.input:
-            new_days(Path(arguments.input), vars(arguments), project.store, Path(temporary))
-            project = replace(project, store=Store.open(Path(temporary)))
-        loader = project.loader(split)
+    folder, project, step = open_run(arguments, load, needs_data=not arguments.input)
+    output = output_path(arguments, folder, ".npz", ".csv")
+    with prediction_loader(arguments, project, write_new) as loader:
         predicted = predict(project, loader)
 
     horizons = project.store.facts["target"]["horizons"]
@@ -61,7 +46,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     print(f"{len(predicted['prediction']):,} predictions of step {step} written to {output}")
 
 
-def new_days(path: Path, flags: dict[str, Any], trained: Store, folder: Path) -> None:
+def write_new(path: Path, flags: dict[str, Any], trained: Store, folder: Path) -> None:
     """Write new files as a dataset into `folder`, with the metadata of the training data.
 
     Stocks may be new, because no weight belongs to a stock.
@@ -89,14 +74,14 @@ def plan_of_training(facts: dict[str, Any]) -> Plan:
     return Plan(target=target["kind"], horizons=horizons, **same)
 
 
-def predict(project: Any, loader: Loader) -> dict[str, Any]:
+def predict(project: Any, loader: Any) -> dict[str, Any]:
     """Return `prediction` (n, P), `date` and `ticker` (n,).
 
     There is a row for each stock on each day of the loader.
     """
     import numpy as np
 
-    samples: Any = loader.samples
+    samples = loader.samples
     values = collected(project, loader, "listed")
     listed = values.pop("listed")
     day, seat = np.nonzero(listed)

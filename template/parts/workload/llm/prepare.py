@@ -14,6 +14,7 @@ from ..engine.errors import UserError
 from ..engine.runs import check_input, typed_path
 from ..prepare.folders import list_files
 from ..prepare.splits import print_next, split_shares, split_sizes
+from ..prepare.vocabulary import add_tokenizer, check_vocabulary
 
 if TYPE_CHECKING:
     import numpy as np
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from ..bytepairs import Tokenizer
     from ..engine.data.store import StoreWriter
 
-BYTES = 257  # the smallest vocabulary of byte pairs: all bytes, and the end of a document
 FEW_FILES = 20  # with fewer files, whole files are too coarse: split the text by position
 
 
@@ -47,19 +47,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PATTERN",
         help="files of the folder to read, at any depth (default: all)",
     )
-    add(
-        "--tokenizer",
-        choices=["byte", "char", "bpe", "gpt2"],
-        default="byte",
-        help="one token per byte or per character, byte pairs learned from the text, or those of"
-        " GPT-2 (default: byte)",
-    )
-    add(
-        "--vocabulary",
-        type=int,
-        default=8192,
-        metavar="N",
-        help="size of the vocabulary that bpe learns (default: 8192)",
+    add_tokenizer(
+        parser,
+        "byte char bpe gpt2",
+        "one token per byte or per character, byte pairs learned from the text, or GPT-2's",
     )
     add(
         "--split",
@@ -83,7 +74,8 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     from ..dataset import write
     from ..engine.data.store import check_folder
 
-    check(arguments)
+    split_shares(arguments.split)
+    check_vocabulary(arguments)
     folder = check_folder(load().data.path, arguments.input)
     files, num_copies = find_files(Path(arguments.input), arguments.glob)
     split_by = arguments.split_by
@@ -113,15 +105,6 @@ def ends_of_splits(ends: np.ndarray, sizes: list[int]) -> list[int]:
         what = "no new text in the files for training or validation"
         raise UserError(what, "--split", "give them more files, or use --split-by position")
     return stops
-
-
-def check(arguments: argparse.Namespace) -> None:
-    """Raise `UserError` for invalid flags before any file is read."""
-    split_shares(arguments.split)
-    if arguments.tokenizer == "bpe" and arguments.vocabulary <= BYTES:
-        what = f"byte pairs need a vocabulary above {BYTES}"
-        where = f"--vocabulary {arguments.vocabulary}"
-        raise UserError(what, where, "use a larger one, such as 8192")
 
 
 def report(store: StoreWriter, tokenizer: Tokenizer, num_copies: int) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import UserError
 from ..engine.files import replacing
-from ..engine.runs import find_run, typed_path
+from ..engine.runs import typed_path
 from ..prepare.pairs import read_texts
 from ..texts import check_text
 from ..trained import add_flags, open_run, output_path
@@ -66,17 +66,13 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     """Write a JSON object with source and prediction for each pair, and with target for a split."""
     from ..engine.data.store import Store
 
-    folder = find_run(arguments.run)
-    output = output_path(
-        arguments.output, folder / "predictions.jsonl", ".jsonl", source=arguments.input
-    )
     if arguments.beams < 1 or arguments.max_tokens < 0:
         what = "invalid number of beams or tokens"
         raise UserError(what, "--beams, --max-tokens", "use 1 or more")
 
     sources = read_sources(arguments)
-    settings = load(folder / "config.resolved.yaml")
-    project, step = open_run(folder, settings, arguments, needs_data=not sources)
+    folder, project, step = open_run(arguments, load, needs_data=not sources)
+    output = output_path(arguments, folder, ".jsonl")
     with tempfile.TemporaryDirectory() as temporary:
         if sources:
             new_sources(sources, project.store, Path(temporary))

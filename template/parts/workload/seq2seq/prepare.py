@@ -14,12 +14,8 @@ from typing import TYPE_CHECKING, Any
 from ..engine.errors import UserError
 from ..engine.runs import typed_path
 from ..prepare.pairs import read_texts
-from ..prepare.splits import (
-    SPLITS,
-    print_next,
-    split_shares,
-    split_sizes,
-)
+from ..prepare.splits import SPLITS, print_next, split_shares, split_sizes
+from ..prepare.vocabulary import add_tokenizer, check_vocabulary
 
 if TYPE_CHECKING:
     from ..bytepairs import Tokenizer
@@ -28,7 +24,6 @@ if TYPE_CHECKING:
 
     Made = tuple[Tokenizer, int, int]  # tokenizer, vocabulary, and the decoder's first token
 
-BYTES = 257  # the smallest vocabulary of byte pairs: all bytes, and the end of a text
 Text = tuple[str, str]
 """Source and target."""
 
@@ -97,7 +92,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     prefix = 'text to add before each source, such as "summarize: "'
     add("--prefix", default="", metavar="TEXT", help=prefix)
-    add_tokenizer(parser)
+    add_tokenizer(
+        parser,
+        "byte bpe pretrained",
+        "one token per byte, byte pairs learned from the texts, or those of --pretrained",
+    )
+    add("--pretrained", metavar="NAME", help="folder or hub name of the T5 whose tokenizer to use")
     add(
         "--max-source",
         type=int,
@@ -132,26 +132,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="seed of the shuffle before the split (default: 0)",
     )
-
-
-def add_tokenizer(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of the tokenizer."""
-    add = parser.add_argument
-    add(
-        "--tokenizer",
-        choices=["byte", "bpe", "pretrained"],
-        default="byte",
-        help="one token per byte, byte pairs learned from the texts, or the tokenizer of"
-        " --pretrained (default: byte)",
-    )
-    add(
-        "--vocabulary",
-        type=int,
-        default=8192,
-        metavar="N",
-        help="size of the vocabulary that bpe learns (default: 8192)",
-    )
-    add("--pretrained", metavar="NAME", help="folder or hub name of the T5 whose tokenizer to use")
 
 
 def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
@@ -197,10 +177,7 @@ def check(arguments: argparse.Namespace) -> None:
     from ..texts import check_text
 
     split_shares(arguments.split)
-    if arguments.tokenizer == "bpe" and arguments.vocabulary <= BYTES:
-        where = f"--vocabulary {arguments.vocabulary}"
-        what = f"byte pairs need a vocabulary above {BYTES}"
-        raise UserError(what, where, "use a larger one, such as 8192")
+    check_vocabulary(arguments)
     if (arguments.tokenizer == "pretrained") != (arguments.pretrained is not None):
         what = "--tokenizer pretrained and --pretrained belong together"
         remedy = "add both, such as --pretrained google-t5/t5-base, or none"

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import tempfile
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..engine.files import replacing
-from ..engine.runs import find_run
 from ..prepare.splits import add_input
-from ..trained import add_flags, collected, open_run, output_path
+from ..trained import add_flags, collected, open_run, output_path, prediction_loader
 
 if TYPE_CHECKING:
     import numpy as np
@@ -38,18 +35,11 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
 
     from ..prepare.rows import file_rows
 
-    source = arguments.input
-    split = "input" if source else arguments.split
-    folder = find_run(arguments.run)
-    output = output_path(arguments.output, folder / "predictions.csv", ".csv", source=source)
-    settings = load(folder / "config.resolved.yaml")
-    project, step = open_run(folder, settings, arguments, needs_data=not source)
-    with tempfile.TemporaryDirectory() as temporary:
-        if source:
-            store = new_rows(Path(source), vars(arguments), project.store, temporary)
-            project = replace(project, store=store)
-        predicted = collected(project, project.loader(split), "target")
-        rows = file_rows(project.store, split, predicted.pop("index"))
+    folder, project, step = open_run(arguments, load, needs_data=not arguments.input)
+    output = output_path(arguments, folder, ".csv")
+    with prediction_loader(arguments, project, write_new) as loader:
+        predicted = collected(project, loader, "target")
+        rows = file_rows(project.store, arguments.split, predicted.pop("index"))
 
     classes = project.store.facts["target"].get("classes", [])
     columns = {"row": rows, **as_columns(predicted, classes)}
@@ -75,11 +65,11 @@ def as_columns(predicted: dict[str, np.ndarray], classes: list[str]) -> dict[str
     return columns
 
 
-def new_rows(path: Path, flags: dict[str, Any], trained: Store, folder: str | Path) -> Store:
+def write_new(path: Path, flags: dict[str, Any], trained: Store, folder: Path) -> None:
     """Write a table as a dataset into `folder`, with the metadata of the training data."""
     import numpy as np
 
-    from ..engine.data.store import Store, StoreWriter
+    from ..engine.data.store import StoreWriter
     from ..prepare.columns import read_table
     from ..prepare.rows import write
     from ..prepare.tables import Source
@@ -92,4 +82,3 @@ def new_rows(path: Path, flags: dict[str, Any], trained: Store, folder: str | Pa
         table = read_table(writer, source, kinds=kinds, known=facts["categories"])
         write(writer, table, facts, np.arange(len(table)))
         writer.splits = {"input": [0, len(table)]}
-    return Store.open(folder)

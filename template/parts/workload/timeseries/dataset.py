@@ -28,7 +28,6 @@ from .prepare.splits import borders
 from .settings import WORKLOAD
 
 if TYPE_CHECKING:
-    from .prepare.tables import Source
     from .settings import Settings
 
 
@@ -140,12 +139,15 @@ def made_up_series(count: int) -> Series:
     return Series(["load", "warmth", "price"], midnight + 3600 * hours, values, 3600)
 
 
-def write_new(folder: Path, source: Source, trained: Store) -> None:
+def write_new(path: Path, flags: dict[str, Any], trained: Store, folder: Path) -> None:
     """Write a series to predict, with the metadata of the training data."""
+    from .prepare.tables import Source
+
     frame = trained.facts["frames"][0]
+    source = Source(path, flags, trained.source)
     with StoreWriter(folder, WORKLOAD) as writer:
         series = read_series(writer, source, trained.facts["columns"])
-        check_step(series, frame["step"], str(source.path))
+        check_step(series, frame["step"], str(path))
         writer.facts = trained.facts
         writer.splits = {"input": [0, len(series)]}
         count_windows(range(frame["history"], len(series) + 1), writer.splits, horizon=0)

@@ -86,8 +86,7 @@ def write_windows(
         "columns": features.shape[2],
         "history": features.shape[1],
         "horizon": targets.shape[1],
-        "mean": scale["mean"],
-        "std": scale["std"],
+        **scale,
         "target_mean": target_scale["mean"],
         "target_std": target_scale["std"],
     }
@@ -200,5 +199,5 @@ def synthesize(folder: Path, settings: Any) -> None:
         file["targets"] = windows[:, 24:, 0]
     arrays = hdf5_arrays(path, "features", "targets")
     splits = {"train": [0, 7973], "validation": [8000, 8973], "test": [9000, 10_000]}
-    source = {"kind": "synthetic"}
-    write_windows(folder, arrays["features"], arrays["targets"], splits, None, source)
+    features = arrays["features"]
+    write_windows(folder, features, arrays["targets"], splits, None, {"kind": "synthetic"})

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import tempfile
 from collections.abc import Callable
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from ..engine.files import replacing
-from ..engine.runs import find_run, typed_path
-from ..trained import add_flags, collected, open_run, output_path
+from ..engine.runs import typed_path
+from ..trained import add_flags, collected, open_run, output_path, prediction_loader
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,21 +22,12 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     """Write `prediction` for each window."""
     import numpy as np
 
-    from ..engine.data.store import Store
-    from ..prepare.fill import new_store
+    from ..prepare.fill import write_new
 
-    split = "input" if arguments.input else arguments.split
-    folder = find_run(arguments.run)
-    output = output_path(
-        arguments.output, folder / "predictions.npz", ".npz", source=arguments.input
-    )
-    settings = load(folder / "config.resolved.yaml")
-    project, step = open_run(folder, settings, arguments, needs_data=not arguments.input)
-    with tempfile.TemporaryDirectory() as temporary:
-        if arguments.input:
-            new_store(Path(arguments.input), vars(arguments), project.store, Path(temporary))
-            project = replace(project, store=Store.open(Path(temporary)))
-        windows = collected(project, project.loader(split))
+    folder, project, step = open_run(arguments, load, needs_data=not arguments.input)
+    output = output_path(arguments, folder, ".npz")
+    with prediction_loader(arguments, project, write_new) as loader:
+        windows = collected(project, loader)
     index = windows.pop("index")
     with replacing(output) as file:
         np.savez(file, allow_pickle=False, **windows)

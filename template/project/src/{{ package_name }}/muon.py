@@ -1,4 +1,7 @@
-"""Muon for the matrices in blocks, AdamW for all other weights (`optimizer.name: muon`)."""
+"""Muon for the matrices in blocks, AdamW for all other weights (`optimizer.name: muon`).
+
+`assemble.py` calls it instead of `build_optimizer` in `optimizer.py`, which builds the AdamW.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from .engine.errors import UserError
-from .optimizer import decay_groups
+from .optimizer import build_optimizer
 
 
 class MuonAdamW(torch.optim.Optimizer):
@@ -20,14 +23,8 @@ class MuonAdamW(torch.optim.Optimizer):
     whole one, since its rows are exchanged.
     """
 
-    def __init__(
-        self, matrices: list[Tensor], others: list[dict[str, Any]], decay: float, **options: Any
-    ):
-        muon = torch.optim.Muon(
-            matrices, lr=options["lr"], weight_decay=decay, adjust_lr_fn="match_rms_adamw"
-        )
-        adamw = torch.optim.AdamW(others, **options)
-        self.parts: tuple[torch.optim.Optimizer, torch.optim.Optimizer] = (muon, adamw)
+    def __init__(self, muon: torch.optim.Optimizer, adamw: torch.optim.Optimizer):
+        self.parts = (muon, adamw)
         super().__init__([*muon.param_groups, *adamw.param_groups], {})
 
     def step(self, closure: Any = None) -> Any:
@@ -45,12 +42,21 @@ class MuonAdamW(torch.optim.Optimizer):
         return loss
 
 
-def build(model: nn.Module, decay: float, **options: Any) -> MuonAdamW:
-    """Build the optimizer: Muon for the inner matrices, AdamW for all other weights."""
+def build_muon(model: nn.Module, all_settings: Any) -> MuonAdamW:
+    """Build Muon for the inner matrices, with the AdamW of `optimizer.py` for all other weights."""
+    settings = all_settings.optimizer
     matrices = inner_matrices(model)
     in_muon = {id(weight) for weight in matrices}
-    others = [weight for weight in model.parameters() if id(weight) not in in_muon]
-    return MuonAdamW(matrices, decay_groups(others, decay), decay, **options)
+    adamw = build_optimizer(model, all_settings)
+    for group in adamw.param_groups:
+        group["params"] = [weight for weight in group["params"] if id(weight) not in in_muon]
+    muon = torch.optim.Muon(
+        matrices,
+        lr=settings.learning_rate,
+        weight_decay=settings.weight_decay,
+        adjust_lr_fn="match_rms_adamw",
+    )
+    return MuonAdamW(muon, adamw)
 
 
 def inner_matrices(model: Any) -> list[Tensor]:

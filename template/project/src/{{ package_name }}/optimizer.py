@@ -7,19 +7,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from importlib import import_module
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-FUSED = ("adamw", "muon")  # optimizers with one kernel that updates all weights
 ONECYCLE_START = 1 / 25  # first learning rate over the peak (Smith & Topin 2018; OneCycleLR)
 ONECYCLE_END = ONECYCLE_START / 1e4
 
 
 def build_optimizer(model: nn.Module, all_settings: Any) -> torch.optim.Optimizer:
-    """Build AdamW, Adafactor, or Muon if the project has it. Frozen weights are left out.
+    """Build AdamW or Adafactor. Frozen weights are left out.
 
     fused: one kernel updates all weights, on CUDA and on a CPU. Under fp16, a fused optimizer reads
     the overflow flag on the device; any other one waits for the GPU in each step. Adafactor
@@ -27,20 +25,16 @@ def build_optimizer(model: nn.Module, all_settings: Any) -> torch.optim.Optimize
     weight; betas and epsilon have no effect on it.
     """
     settings = all_settings.optimizer
-    options: dict[str, Any] = {
-        "lr": settings.learning_rate,
-        "betas": (settings.beta1, settings.beta2),
-        "eps": settings.epsilon,
-        "fused": settings.fused or None,  # None is PyTorch's default, which is not fused
-    }
-    if settings.name == "muon":  # accepted in projects with the extra `muon` only
-        muon: Any = import_module(".muon", __package__)
-        optimizer: torch.optim.Optimizer = muon.build(model, settings.weight_decay, **options)
-        return optimizer
     groups = decay_groups(model.parameters(), settings.weight_decay)
     if settings.name == "adafactor":
         return torch.optim.Adafactor(groups, lr=settings.learning_rate)
-    return torch.optim.AdamW(groups, **options)
+    return torch.optim.AdamW(
+        groups,
+        lr=settings.learning_rate,
+        betas=(settings.beta1, settings.beta2),
+        eps=settings.epsilon,
+        fused=settings.fused or None,  # None is PyTorch's default, which is not fused
+    )
 
 
 def decay_groups(weights: Iterable[Tensor], decay: float) -> list[dict[str, Any]]:
@@ -58,7 +52,7 @@ def decay_groups(weights: Iterable[Tensor], decay: float) -> list[dict[str, Any]
 def is_fused(all_settings: Any) -> tuple[str, str]:
     """Return whether one kernel updates all weights, and why, for the table at the start."""
     settings = all_settings.optimizer
-    if settings.name not in FUSED:
+    if settings.name not in ("adamw", "muon"):
         return "off", f"{settings.name} has no fused kernel"
     return "on" if settings.fused else "off", ""
 

@@ -65,7 +65,7 @@ def counter(settings: Settings) -> tuple[Callable[[str, bool], Costs], int]:
     from ..assemble import open_store
     from ..dataset import Samples
     from ..engine.data.loader import Loader
-    from ..engine.data.order import make_order
+    from ..engine.run.project import make_order
     from ..measure.costs import count
     from ..model import build_model
 

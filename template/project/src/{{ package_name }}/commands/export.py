@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ..dataset import Samples
 from ..engine.errors import UserError
 from ..engine.files import replacing, write_json, write_text
-from ..engine.runs import find_run, typed_path
+from ..engine.runs import typed_path
 from ..model import build_model
 from ..trained import add_flags, open_run
 
@@ -95,8 +95,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     """Write the export folder, and print its files and their sizes."""
-    folder = find_run(arguments.run)
-    project, step = open_run(folder, load(folder / "config.resolved.yaml"), arguments)
+    folder, project, step = open_run(arguments, load)
     output = make_folder(arguments.output or folder / "export")
     model: Any = build_model(project.settings, project.store.facts)  # not compiled, on the CPU
     model.load_state_dict(project.model.state_dict())

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..engine.errors import UserError
 from ..engine.files import replacing
-from ..engine.runs import find_run, typed_path
+from ..engine.runs import typed_path
 from ..trained import add_flags, open_run
 
 COLDEST = 1e-3  # logits divided by less overflow fp32, and the result would be that of 0
@@ -33,9 +33,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     """Print the prompt and its continuation, up to the end of the document."""
     check(arguments)
-    folder = find_run(arguments.run)
-    settings = load(folder / "config.resolved.yaml")
-    project, _ = open_run(folder, settings, arguments, needs_data=False)
+    _, project, _ = open_run(arguments, load, needs_data=False)
 
     import torch
 

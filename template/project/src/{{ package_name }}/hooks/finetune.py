@@ -14,7 +14,7 @@ from ..engine.runs import RUNS
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from ..engine.compute.optimization import Row
+    from ..engine.compute.optimization import Optimization
     from ..engine.run.project import Project
     from ..engine.run.run import Run
 
@@ -51,13 +51,15 @@ class Hook:
                 raise UserError(what, "finetune.freeze", remedy)
 
 
-def freeze(model: nn.Module, patterns: Sequence[str]) -> list[Row]:
+def freeze(model: nn.Module, patterns: Sequence[str]) -> list[Optimization]:
     """Freeze the weights whose names match a pattern; return how many, if any, for `describe`.
 
     Call it before the model is wrapped and the optimizer is made: both then ignore these weights,
     and there is no update and no weight decay. Raises `UserError` if a pattern matches no name, or
     if nothing is left to train.
     """
+    from ..engine.compute.optimization import Optimization
+
     weights = dict(model.named_parameters(remove_duplicate=False))  # tied weights have two names
     for pattern in patterns:
         matching = fnmatch.filter(weights, pattern)
@@ -75,7 +77,7 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> list[Row]:
     if frozen == total:
         raise UserError("every weight is frozen", "finetune.freeze", "leave some of them to train")
     why = f"{frozen:,} of {total:,} weights"
-    return [("frozen weights", "finetune.freeze", f"{frozen / total:.1%}", why)]
+    return [Optimization("frozen weights", "finetune.freeze", f"{frozen / total:.1%}", why)]
 
 
 def load_initial(project: Project, place: str) -> tuple[str, list[str]]:

@@ -85,9 +85,9 @@ class Hook:
         self.roof = 0.0  # seconds per sample at the card's roofline; 0 if unknown
         self.shapes: Batch = {}
         if project.device.type == "cuda":
-            self.catching = project.model.register_forward_pre_hook(self.catch)
+            self.catching = project.model.register_forward_pre_hook(self._catch)
 
-    def catch(self, model: nn.Module, inputs: tuple[Batch, ...]) -> None:
+    def _catch(self, model: nn.Module, inputs: tuple[Batch, ...]) -> None:
         """Keep the shapes of the first batch, to compute the roofline."""
         self.catching.remove()
         for name, value in inputs[0].items():

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ..engine.data.store import Store
 
 
-def new_store(path: Path, flags: dict[str, Any], trained: Store, folder: Path) -> None:
+def write_new(path: Path, flags: dict[str, Any], trained: Store, folder: Path) -> None:
     """Write new windows, without targets, as a dataset into `folder`.
 
     It has the metadata of the training data.

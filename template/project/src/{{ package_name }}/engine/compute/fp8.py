@@ -12,21 +12,21 @@ import logging
 import warnings
 from typing import TYPE_CHECKING, Any
 
+from .optimization import Optimization
+
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from .optimization import Row
 
 WHEN = "evaluation in bf16; slower than bf16 without compile and on small models"
 MULTIPLE = 16  # the hardware requires multiples of it in both sizes of a matrix
 LEAST = 128  # smaller matrices lose more by scaling than they gain
 
 
-def apply(model: Any, precision: str, emulate: bool) -> list[Row]:
+def apply(model: Any, precision: str, emulate: bool) -> list[Optimization]:
     """Convert a model if the precision is fp8; return the line for the start of a run."""
     if precision != "fp8":
         return []
-    return [("fp8", "training.precision", f"{convert(model, emulate)} layers", WHEN)]
+    return [Optimization("fp8", "training.precision", f"{convert(model, emulate)} layers", WHEN)]
 
 
 def convert(model: Any, emulate: bool = False) -> int:

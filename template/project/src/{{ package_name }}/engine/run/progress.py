@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from ..errors import UserError
+from ..interfaces import Hook
 from ..plugins import discover
 
 if TYPE_CHECKING:
     from ..compute.distributed import Distributed
-    from ..interfaces import Hook
     from ..log.meter import Meter
 
 
@@ -78,15 +79,22 @@ class RankStates:
 class Hooks:
     """The hooks in `hooks/`, by name; checkpoints store the states of hooks that have one.
 
-    trial: leave out hooks that take no part in trials.
+    trial: leave out hooks that take no part in trials. Raises `UserError` if a hook has a method
+    that nothing calls.
     """
 
     def __init__(self, trial: bool):
         self.all: dict[str, Hook] = {}
         for module in discover("hooks", "Hook"):
             hook = module.Hook()
+            name = module.__name__.rpartition(".")[2]
+            for method, value in vars(module.Hook).items():
+                if method[0] != "_" and callable(value) and not hasattr(Hook, method):
+                    remedy = "correct its name (see engine/interfaces.py), or begin it with _"
+                    what = f"nothing calls the hook's method '{method}'"
+                    raise UserError(what, f"hooks/{name}.py", remedy)
             if not trial or getattr(hook, "trials", True):
-                self.all[module.__name__.rpartition(".")[2]] = hook
+                self.all[name] = hook
 
     def state_dict(self) -> dict[str, Any]:
         """Collect the hooks' states on every rank. Those of rank 0 are saved; no tensor is cut."""

@@ -52,7 +52,10 @@ class Session:
     def __exit__(
         self, kind: type | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.closing.close()
+        try:
+            self.closing.close()
+        except Exception as failure:  # such as that of a hook; it must not hide how the run ended
+            error = error or failure
         explained = explain(error, self.settings)
         if isinstance(error, NonFinite) and self.run is not None:
             explained = explain_non_finite(error, self.run)
@@ -62,6 +65,8 @@ class Session:
         self.signals.restore()
         if explained is not None:
             raise explained from error
+        if error is not None:
+            raise error
 
     # --- the start
 

@@ -163,21 +163,3 @@ class Order:
         if self.kind == "block":
             return permutation(-(-self.count // self.block), self.seed, epoch)
         return permutation(self.count, self.seed, epoch)
-
-
-def make_order(samples: Any, settings: Any, *ranks: Any, **options: Any) -> Order:
-    """Make the order that `data.order` names: the workload's own, if it has one of that name.
-
-    ranks, options: further arguments of `Order`.
-    """
-    make: type[Order] = samples.orders.get(settings.data.order, Order)
-    # @if "lanes" in extras
-    if settings.data.order == "lanes":
-        from importlib import import_module
-
-        # Without a stride, no row is seen twice.
-        options["stride"] = settings.data.stride or samples.store.facts["frames"][0]["history"]
-        # By its name, because that file derives its order from this one.
-        make = import_module(".lanes", __package__).Lanes
-    # @endif
-    return make(len(samples), settings, *ranks, **options)
