@@ -107,9 +107,8 @@ def dense(layer: Any, copies: int) -> Callable[[Tensor, Tensor], Tensor]:
         leaving, arriving = (
             (values * vector).sum(3).mT for vector in (layer.source, layer.target)
         )  # (B, H, N)
-        scores = torch.nn.functional.leaky_relu(
-            leaving.unsqueeze(2) + arriving.unsqueeze(3), module("model").SLOPE
-        )
+        sums = leaving.unsqueeze(2) + arriving.unsqueeze(3)
+        scores = torch.nn.functional.leaky_relu(sums, 0.2)  # as in layers.py
         shares = scores.masked_fill(~apart.unsqueeze(1), -torch.inf).softmax(3)  # (B, H, N, N)
         return (shares @ values.transpose(1, 2)).transpose(1, 2).flatten(0, 1).flatten(1)
 
