@@ -92,6 +92,16 @@ def test_hdf5_is_read_as_it_is(tmp_path):
     one_error(new, "windows of \\(15, 3\\), but \\(16, 3\\) in the training data")
 
 
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """A folder with a run on values that lie one behind the other."""
+    folder = tmp_path_factory.mktemp("plain")
+    hdf5(folder)
+    assert "note: " not in done(folder, *PREPARE)
+    done(folder, *SMALL)
+    return folder
+
+
 @pytest.mark.parametrize(
     "layout",
     [
@@ -102,21 +112,19 @@ def test_hdf5_is_read_as_it_is(tmp_path):
     ],
     ids=["whole rows", "pieces", "gzip", "big-endian"],
 )
-def test_packed_hdf5_trains_alike_with_a_note_of_its_cost(layout, tmp_path):
-    with h5py.File(hdf5(tmp_path / "plain")) as file:
+def test_packed_hdf5_trains_alike_with_a_note_of_its_cost(layout, plain, tmp_path):
+    with h5py.File(plain / "windows.h5") as file:
         packed = {"features": {"data": file["features"][:], **layout}}
         if "compression" in layout:
             packed["targets"] = {"data": file["targets"][:], **layout}
-        hdf5(tmp_path / "packed", **packed)
+        hdf5(tmp_path, **packed)
     is_slow = layout.get("chunks") != (7, 16, 3)  # whole rows are read as they are
-    for name in ("plain", "packed"):
-        out = done(tmp_path / name, *PREPARE)
-        assert ("note: " in out) == (is_slow and name == "packed")
-        done(tmp_path / name, *SMALL)
-        assert "r2" in done(tmp_path / name, "evaluate")
-    assert losses(tmp_path / "plain") == losses(tmp_path / "packed")
-    tmp_path.joinpath("packed/config.yaml").unlink()  # it has a setting of the chunk loader
-    mapped = run(project(loader="memmap"), *SMALL, cwd=tmp_path / "packed")
+    assert ("note: " in done(tmp_path, *PREPARE)) == is_slow
+    done(tmp_path, *SMALL)
+    assert "r2" in done(tmp_path, "evaluate")
+    assert losses(tmp_path) == losses(plain)
+    (tmp_path / "config.yaml").unlink()  # it has a setting of the chunk loader
+    mapped = run(project(loader="memmap"), *SMALL, cwd=tmp_path)
     one_error(mapped, "cannot be mapped", "windows.h5", "loader chunk")
 
 
