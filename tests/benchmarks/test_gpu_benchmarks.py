@@ -56,7 +56,7 @@ def test_every_part_is_tested():
     assert {path.stem for path in GPU.glob("*.py")} == {*PARTS, "rows", "run_all"}
 
 
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 @pytest.mark.parametrize("part", PARTS)
 def test_every_row_is_measured_once_and_fits_its_page(part, tmp_path):
     """On a machine without Copier: rented ones have none. What is there is not measured again."""

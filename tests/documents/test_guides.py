@@ -96,7 +96,7 @@ def images(tmp_path_factory):
 
 def test_images_are_decoded_in_workers_and_learned(images, tmp_path):
     project = with_files(tmp_path, "images", "width: Positive = 32", "width: 32")
-    short = ("--training.max_steps", "30", "--data.num_workers", "2")
+    short = ("--training.max_steps", "30", "--data.num_workers", "2", "--data.batch_size", "16")
     checked, prepared, *_ = followed(project, "images", images, *short)
     assert {line.split()[0] for line in checked.splitlines()} == {"ok"}
     assert prepared == "201 images\n"

@@ -19,8 +19,8 @@ from variants import choices, structural
 
 @pytest.mark.parametrize(
     ("targets", "answers"),
-    [  # each command of theirs is an interpreter of its own
-        (["test"], {"workload": "tabular", "extras": []}),
+    [  # each command of theirs is an interpreter of its own; test_changes.py has all, in forks
+        (["test", "ARGS=-k padding"], {"workload": "tabular", "extras": []}),
         (["test"], {}),
         (["lint", "test"], {"framework": "lightning", "loader": "memmap", "tracker": "wandb"}),
     ],
