@@ -1,13 +1,16 @@
-"""Who imports whom in rendered projects, for types too."""
+"""Who imports whom in the template and in rendered projects, for types too."""
 
 from __future__ import annotations
 
 import ast
+import fnmatch
 import functools
 import graphlib
 import os
+import re
 import subprocess
 import sys
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -17,6 +20,9 @@ from variants import choices, extras, name, pairwise
 every_project = pytest.mark.parametrize(
     "answers", pairwise("workload", "loader", "framework", "distributed"), ids=name
 )
+ROOT = Path(__file__).parents[2]
+PARTS = ROOT / "template/parts"
+PACKAGE = ROOT / "template/project/src/{{ package_name }}"
 Edges = dict[str, set[str]]
 
 
@@ -38,34 +44,64 @@ def imports_of(source: str) -> list[tuple[int, str]]:
     return imports
 
 
-def graph(package: Path) -> Edges:
+def graph(sources: dict[str, list[str]]) -> Edges:
     """Each module's imports of the same package, those inside functions and for types included."""
-    known = modules(package)
     edges: Edges = {}
-    for module, path in known.items():
+    for module, texts in sources.items():
         edges[module] = set()
-        for level, imported in imports_of(path.read_text(encoding="utf-8")):
+        for level, imported in chain(*map(imports_of, texts)):
             target = ".".join([*module.split(".")[:-level], imported])
-            if level and target in known:
+            if level and target in sources:
                 edges[module].add(target)
     return edges
 
 
-@every_project
-def test_imports_lead_down_and_in_no_circle(answers):
-    """The engine knows nothing above it, the core no extra; not even their types."""
-    core = modules(render(**answers) / "src/my_training")
-    package = render(**answers, extras=extras(answers["workload"])) / "src/my_training"
-    edges = graph(package)
+def template_sources() -> dict[str, list[str]]:
+    """The sources of each module in the template: with all branches, and all parts of a stub."""
+    parts = {path.relative_to(ROOT).as_posix(): path for path in PARTS.rglob("*.py")}
+    sources = {}
+    for path in [*PACKAGE.rglob("[!_]*.py"), *PACKAGE.rglob("*.py.jinja")]:
+        text = path.read_text(encoding="utf-8")
+        texts = [text]
+        stub = re.fullmatch(r"\{% include (.*) %\}\n", text)
+        if stub:
+            first, *others = re.findall('"(.*?)"', stub[1])
+            chosen = fnmatch.filter(parts, f"{first}[!_]*{others[-1]}") if others else [first]
+            texts = [parts[part].read_text(encoding="utf-8") for part in chosen]
+        place = path.relative_to(PACKAGE).as_posix()
+        sources[re.sub(r"\.py(\.jinja)?$", "", place).replace("/", ".")] = texts
+    return sources
+
+
+def floor(module: str) -> int:
+    """The engine, the owner's files with what prepares data, what builds and trains, commands."""
+    top = module.partition(".")[0]
+    above = dict.fromkeys(("assemble", "trained", "train", "hooks", "measure"), 2)
+    return {"engine": 0, "commands": 3, **above}.get(top, 1)
+
+
+def test_imports_of_the_template_lead_down_and_in_no_circle():
+    """Whatever is answered. Nothing is imported by a name in a text, where no tool follows it."""
+    sources = template_sources()
+    edges = graph(sources)
+    assert len(edges["train"]) > 1 < len(edges["dataset"]), "stubs have the imports of their parts"
     graphlib.TopologicalSorter(edges).prepare()  # raises CycleError
-    for module, path in modules(package).items():
-        imports = edges[module]
-        if module.startswith("engine."):
-            assert [other for other in imports if not other.startswith("engine.")] == [], module
-        if module.startswith("commands."):
-            assert [other for other in imports if other.startswith("commands.")] == [], module
+    for module, imports in edges.items():
+        assert [other for other in imports if floor(other) > floor(module)] == [], module
+        if floor(module) == 3:
+            assert [other for other in imports if floor(other) == 3] == [], module
+        assert not re.search(r"import_module\(f?.\.", "".join(sources[module])), module
+
+
+@every_project
+def test_the_core_imports_no_extra(answers):
+    """Not even its types."""
+    core = modules(render(**answers) / "src/my_training")
+    package = modules(render(**answers, extras=extras(answers["workload"])) / "src/my_training")
+    edges = graph({name: [path.read_text(encoding="utf-8")] for name, path in package.items()})
+    for module, path in package.items():
         if module in core and core[module].read_bytes() == path.read_bytes():
-            assert imports <= core.keys(), module
+            assert edges[module] <= core.keys(), module
 
 
 STARTED = """
