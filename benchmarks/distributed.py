@@ -64,7 +64,7 @@ def begun(folder: Path, distributed: Any, shape: dict[str, Any]) -> Any:
     store = assembling.open_store(settings)
     run = folder / f"run-{os.getpid()}-of-{distributed.world}"
     run.mkdir()
-    make = importlib.import_module("my_training.engine.run.session").Session
+    make = importlib.import_module("my_training.engine.training.session").Session
     session = make(run, settings, distributed, trial=True).__enter__()
     return session.start(assembling.assemble(settings, distributed, store))
 

@@ -262,7 +262,7 @@ def write(folder: Path, days: int = DAYS, batches: int = 3) -> None:
     dataset = module("dataset")
     table = stocks(days)
     plan = dataset.Plan(neighbors=NEIGHBORS)
-    with module("engine.data.store").StoreWriter(folder, "graph") as writer:
+    with module("engine.loading.store").StoreWriter(folder, "graph") as writer:
         arrays = dataset.panel(writer, table, plan)
         count = len(arrays["dates"]) - 1
         # Late days, so that each graph has all of its past.
@@ -337,7 +337,7 @@ def time_graphs(store: Any, rounds: int) -> Times:
 def graphs(rounds: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         write(Path(folder))
-        times = time_graphs(module("engine.data.store").Store.open(folder), rounds)
+        times = time_graphs(module("engine.loading.store").Store.open(folder), rounds)
     medians = {}
     for title, passes in times.items():
         medians[title] = {name: statistics.median(seconds) for name, seconds in passes.items()}

@@ -58,7 +58,7 @@ CASES = {
 
 
 def orders() -> Any:
-    return importlib.import_module("my_training.engine.data.order").Order
+    return importlib.import_module("my_training.engine.loading.order").Order
 
 
 def replace(kind: type, name: str, method: Callable[..., Any]) -> None:

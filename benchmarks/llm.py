@@ -135,7 +135,7 @@ class Ours:
         settings = load(overrides=[(key, str(value)) for key, value in flags.items()])
         self.store = assembling.open_store(settings)
         run = Path(tempfile.mkdtemp(dir=folder))
-        self.session = importlib.import_module("my_training.engine.run.session").Session(
+        self.session = importlib.import_module("my_training.engine.training.session").Session(
             run, settings, distributed, trial=True
         )
         self.project = assembling.assemble(settings, distributed, self.store)
@@ -211,9 +211,9 @@ def windows(torch: Any, folder: Path) -> list[list[str]]:
     """Blocks of the mapped tokens in one call, against `torch.stack` of a copy per row."""
     import numpy as np
 
-    rows = importlib.import_module("my_training.engine.data.rows")
+    rows = importlib.import_module("my_training.engine.loading.rows")
     interfaces = importlib.import_module("my_training.engine.interfaces")
-    store = importlib.import_module("my_training.engine.data.store").Store.open(folder / "data")
+    store = importlib.import_module("my_training.engine.loading.store").Store.open(folder / "data")
     source = rows.mapped(store.arrays["tokens"])
     data = np.asarray(store.arrays["tokens"].rows())
 

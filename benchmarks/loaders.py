@@ -165,8 +165,8 @@ def ours(path: Path, loader: str, order: str) -> Any:
     folder = Path(tempfile.mkdtemp())
     link(folder, workload="windows", loader=loader)
     sys.path.insert(0, str(folder / "src"))
-    hdf5_arrays = project("engine.data.hdf5").hdf5_arrays
-    make_order = project("engine.run.project").make_order
+    hdf5_arrays = project("engine.loading.hdf5").hdf5_arrays
+    make_order = project("engine.training.project").make_order
 
     data = SimpleNamespace(
         order=order, batch_size=BATCH, fraction=1.0, shuffle_block=CHUNK, chunk_size_gb="auto",
@@ -178,7 +178,7 @@ def ours(path: Path, loader: str, order: str) -> Any:
     )
     store = SimpleNamespace(arrays=hdf5_arrays(path, "features", "targets"), resident={})
     samples = Windows(project("engine.interfaces").Spans, ROWS)
-    return project("engine.data.loader").Loader(
+    return project("engine.loading.loader").Loader(
         samples, store, settings, make_order(samples, settings), torch.device("cpu")
     )
 

@@ -368,7 +368,7 @@ class Project:
         )
         self.run_folder.mkdir()
         # A trial: the other loops keep no checkpoint.
-        session_type = self.module("engine.run.session").Session
+        session_type = self.module("engine.training.session").Session
         arguments = (self.run_folder, settings, self.distributed)
         with session_type(*arguments, trial=True) as session:
             run = session.start(self.assemble(settings))

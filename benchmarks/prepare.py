@@ -234,7 +234,7 @@ def child(what: str, path: Path, *words: str) -> tuple[float, int]:
         sys.path.insert(0, f"{what}/src")
         import numpy.random  # noqa: F401
 
-        for name in ("dataset", "commands.prepare", "engine.data.loader"):
+        for name in ("dataset", "commands.prepare", "engine.loading.loader"):
             importlib.import_module(f"my_training.{name}")
         with contextlib.suppress(ImportError):  # text that stays bytes is no table
             importlib.import_module("my_training.prepare.tables")

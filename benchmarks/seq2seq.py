@@ -99,7 +99,7 @@ class Ours:
         store = assembling.open_store(settings)
         run = Path(tempfile.mkdtemp(dir=folder))
         self.project = assembling.assemble(settings, distributed, store)
-        make = importlib.import_module("my_training.engine.run.session").Session
+        make = importlib.import_module("my_training.engine.training.session").Session
         self.session = make(run, settings, distributed, trial=True)
 
     def run(self) -> list[float]:

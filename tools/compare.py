@@ -44,7 +44,7 @@ WARM = 10  # of them, which do not count
 UNDRAWN = """import contextlib, sys, types
 from my_training.__main__ import main
 if "--help" not in sys.argv:
-    from my_training.engine.log import report
+    from my_training.engine.monitoring import report
     report.draw = lambda *_: ""  # of earlier versions
     report.curves = lambda *_: types.SimpleNamespace(savefig=lambda *_: None)
     with contextlib.suppress(ImportError):  # a version that has none, or has it under another name

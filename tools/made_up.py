@@ -63,7 +63,7 @@ def written(folder: Path, content: str | bytes, name: str = "table.csv") -> str:
 
 
 def store(folder: Path, workload: str, data: str = "data") -> Any:
-    return imported(project_of(workload), "engine.data.store").Store.open(folder / data)
+    return imported(project_of(workload), "engine.loading.store").Store.open(folder / data)
 
 
 def contents(folder: Path, workload: str, data: str = "data") -> dict[str, Any]:

@@ -459,7 +459,8 @@ def script_settings(workload: str) -> list[Flag]:
     sys.modules[spec.name] = script  # dataclasses look it up
     spec.loader.exec_module(script)
     listed = []
-    for action in script.make_parser()._actions[1:]:
+    script.Parser.parse_args = lambda parser, arguments: parser  # it is made and used in one go
+    for action in script.parse([])["_actions"][1:]:
         meaning, _, default = action.help.partition(" (default: ")
         name = max(action.option_strings, key=lambda flag: flag.count("_"))
         listed.append(Flag(name, meaning.replace("%%", "%"), default.removesuffix(")")))
@@ -538,7 +539,7 @@ def run_folder_page() -> str:
 
 
 def checkpoint_page() -> str:
-    number = module("engine.run.checkpoint").FORMAT
+    number = module("engine.training.checkpoint").FORMAT
     text = f"This page describes format {number}."
     return page("Checkpoints", "checkpoint", text, *sections(texts()["checkpoint"]))
 

@@ -207,7 +207,7 @@ def painted() -> None:
 def undrawn() -> None:
     """No plot of what a model does, a point for its curves: they take as long as a short run."""
     with contextlib.suppress(ImportError):  # a project without examples, a script without a report
-        report: Any = importlib.import_module(f"{PACKAGE}.engine.log.report")
+        report: Any = importlib.import_module(f"{PACKAGE}.engine.monitoring.report")
         report.curves = lambda _: SimpleNamespace(savefig=lambda file: file.write(PLOT))
         examples: Any = importlib.import_module(f"{PACKAGE}.hooks.examples")
         examples.Hook.after_evaluation = lambda *_: None

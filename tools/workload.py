@@ -67,7 +67,7 @@ class Workload:
             return dict(file)
 
     def store(self, folder: Path) -> Any:
-        return self.module("engine.data.store").Store.open(folder)
+        return self.module("engine.loading.store").Store.open(folder)
 
     def samples(self, store: Any, split: str, *flags: str) -> Any:
         return self.module("dataset").Samples(store, self.settings(*flags), split)
@@ -83,9 +83,9 @@ class Workload:
         settings = self.settings(*flags, loader=loader)
         samples = self.samples(store, split, *flags)
         samples.training = train
-        make_order = self.module("engine.run.project", loader=loader).make_order
+        make_order = self.module("engine.training.project", loader=loader).make_order
         order = make_order(samples, settings, train=train)
-        make = self.module("engine.data.loader", loader=loader).Loader
+        make = self.module("engine.loading.loader", loader=loader).Loader
         return make(samples, store, settings, order, torch.device("cpu"))
 
     def batches(self, store: Any, split: str, *flags: str, **options: Any) -> list[Batch]:

@@ -104,7 +104,7 @@ def write_tokens(folder: Path, count: int, vocabulary: int) -> None:
     random = np.random.default_rng(0)
     drawn = np.minimum(random.zipf(1.2, count), vocabulary - 1).astype(np.int64)
     drawn[1::2] = (drawn[::2] * 31 + 7) % (vocabulary - 1)
-    with project("engine.data.store").StoreWriter(folder, "llm") as writer:
+    with project("engine.loading.store").StoreWriter(folder, "llm") as writer:
         writer.append("tokens", drawn.astype(np.uint16))
         writer.facts = {"vocabulary": vocabulary, "token_bytes": [4] * (vocabulary - 1) + [0]}
         writer.splits = {"train": [0, count], "validation": [count, count], "test": [count, count]}
@@ -130,7 +130,7 @@ def theirs(overrides: dict[str, Any]) -> dict[str, Any]:
     settings = project("settings").Settings.load(
         overrides=[(key, str(value)) for key, value in overrides.items()]
     )
-    store = project("engine.data.store").Store.open(settings.data.path)
+    store = project("engine.loading.store").Store.open(settings.data.path)
     torch.set_float32_matmul_precision("high")
     torch.backends.cudnn.allow_tf32 = True
     torch.manual_seed(settings.reproducibility.seed)
@@ -192,7 +192,9 @@ def their_own(folder: Path, overrides: dict[str, Any], checkout: Path) -> dict[s
     place = Path(tempfile.mkdtemp(dir=folder))
     for name in ("train.py", "model.py", "configurator.py"):
         shutil.copy(checkout / name, place)
-    tokens = project("engine.data.store").Store.open(overrides["data.path"]).arrays["tokens"].rows()
+    tokens = (
+        project("engine.loading.store").Store.open(overrides["data.path"]).arrays["tokens"].rows()
+    )
     for name in ("train", "val"):
         path = place / f"data/zipf/{name}.bin"
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -123,7 +123,7 @@ def train(folder: Path, overrides: Row, loader: Any = None, around: Any = None) 
     loader: to take the place of the project's. around: a context manager around the loop.
     """
     assembling = project("assemble")
-    loader = loader or project("engine.data.loader").Loader
+    loader = loader or project("engine.loading.loader").Loader
     distributed = project("engine.compute.distributed").Distributed()
     quiet = {
         "monitor.progress": "false",
@@ -137,7 +137,7 @@ def train(folder: Path, overrides: Row, loader: Any = None, around: Any = None) 
     with (
         open(place / "log", "w") as log,
         contextlib.redirect_stdout(log),
-        project("engine.run.session").Session(place, settings, distributed) as session,
+        project("engine.training.session").Session(place, settings, distributed) as session,
     ):
         session.write_settings()
         built = assembling.build_project(place, settings, distributed)
@@ -149,7 +149,7 @@ def train(folder: Path, overrides: Row, loader: Any = None, around: Any = None) 
             project("train").train(run)
         if run.exit_code:  # a signal: the row would be of fewer steps than the others
             sys.exit(run.exit_code)
-    record = project("engine.log.report").Record(place)
+    record = project("engine.monitoring.report").Record(place)
     return Training(record.training, record.evaluations, run, ready)
 
 

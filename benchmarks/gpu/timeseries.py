@@ -90,7 +90,7 @@ def make_row_by_row(inner: Any) -> Any:
             return len(self.inner)
 
         def epoch(self, epoch: int, start: int = 0) -> Iterator[Any]:
-            rows = project("engine.data.rows")
+            rows = project("engine.loading.rows")
             interfaces = project("engine.interfaces")
             indices = self.order.indices(epoch, 0, len(self))
             spans = [self.samples.spans(batch, epoch)[self.names[0]] for batch in indices[start:]]
@@ -217,7 +217,7 @@ def main() -> None:
         file = folder / "windows.h5"
         write(file, WINDOWS + BATCH)
         prepare(folder, arguments)
-        own = project("engine.data.loader").Loader
+        own = project("engine.loading.loader").Loader
         naive = make_row_by_row(own)
         common = OFF | {"data.path": folder / "data", "data.batch_size": BATCH}
         common |= {"monitor.every_steps": 1, "model.width": 16} if arguments.rehearse else {}

@@ -129,7 +129,7 @@ def test_an_interrupted_benchmark_is_resumed(tmp_path):
 def test_a_row_that_fails_is_named_with_the_reason(tmp_path):
     def fault(settings):
         if settings["optimizer.fused"]:
-            importlib.import_module(f"{PACKAGE}.engine.run.run").Run.end_step = no_memory
+            importlib.import_module(f"{PACKAGE}.engine.training.run").Run.end_step = no_memory
 
     def no_memory(*_):
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8")

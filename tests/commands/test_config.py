@@ -322,11 +322,11 @@ def test_debug_shows_the_traceback():
     ("result", "code"), [(None, 0), (0, 0), (143, 143), (KeyboardInterrupt(), 130)]
 )
 def test_exit_codes_of_a_command(result, code, monkeypatch):
-    def run(arguments, load):
+    def command(arguments, load):
         if isinstance(result, BaseException):
             raise result
         return result
 
-    fake = types.SimpleNamespace(__doc__="Fake.", arguments=lambda parser: None, run=run)
+    fake = types.SimpleNamespace(__doc__="Fake.", arguments=lambda parser: None, main=command)
     monkeypatch.setattr(main, "import_module", lambda *_: fake)
     assert main.main(["train"]) == code

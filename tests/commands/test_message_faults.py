@@ -106,12 +106,12 @@ def test_no_line_or_file_shows_a_secret_of_an_address(tmp_path, monkeypatch, cap
     errors = imported(project, "engine.errors")
     for address, shown in ADDRESSES.items():
         assert str(errors.UserError("no such file", address)) == f"no such file: {shown}"
-        assert imported(project, "engine.log.tracking").shown(OSError(address)) == shown
+        assert imported(project, "engine.monitoring.tracking").shown(OSError(address)) == shown
         errors.note(f"skipped {address}")
     for text in HARMLESS:
         assert str(errors.UserError(text)) == text
     monkeypatch.setattr(sys, "argv", ["my_training", "train", *ADDRESSES])
-    write = imported(project, "engine.run.environment").write_environment
+    write = imported(project, "engine.training.environment").write_environment
     write(tmp_path, torch.device("cpu"))
     argv = json.loads((tmp_path / "env.json").read_text())["argv"]
     assert argv == ["train", *ADDRESSES.values()]

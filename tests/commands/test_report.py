@@ -14,11 +14,11 @@ from importing import imported
 from rendering import render
 from running import Result, check_run, one_error, painted, run
 
-report = imported(render(), "engine.log.report")
+report = imported(render(), "engine.monitoring.report")
 runs = imported(render(), "engine.runs")
 errors = imported(render(), "engine.errors")
 COMPARE = {"extras": ["compare"]}
-details = imported(render(**COMPARE), "engine.log.report")
+details = imported(render(**COMPARE), "engine.monitoring.report")
 comparison = imported(render(**COMPARE), "commands.compare")
 
 STARTED = 1_790_000_000.0
@@ -194,7 +194,7 @@ def test_files_with_other_types_are_read_as_missing(whole, tmp_path, monkeypatch
     manifest = {"seal": "1", "source": {"kind": "synthetic"}}
     (whole / "data.json").write_text(json.dumps(manifest))
     values = (7, "text", [3], {"a": [1]}, None, True, [{"a": {}}], [[[]]], 1e299)
-    store = imported(render(**COMPARE), "engine.data.store").Store
+    store = imported(render(**COMPARE), "engine.loading.store").Store
     (whole / "config.resolved.yaml").write_text("data: {path: data}")
     for name in ("env", "status", "evaluation", "data"):
         path = whole / f"{name}.json"

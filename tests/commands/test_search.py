@@ -329,7 +329,7 @@ def test_two_processes_share_a_study_and_survive_a_kill(place):
 def held(go: Path) -> None:
     """For `before`: a training waits after its first checkpoint until the file `go` exists."""
     quick()
-    engine = importlib.import_module(f"{PACKAGE}.engine.run.run")
+    engine = importlib.import_module(f"{PACKAGE}.engine.training.run")
     evaluate = engine.evaluate
     calls = itertools.count()
 

@@ -174,7 +174,7 @@ def failing_worker(act: Callable[[], Any]) -> Callable[[], None]:
     """Does something in a worker, in the place of reading its first batch."""
 
     def put() -> None:
-        from my_training.engine.data import loader  # type: ignore[import-not-found]
+        from my_training.engine.loading import loader  # type: ignore[import-not-found]
 
         read = loader.Reader.__getitem__
 
@@ -187,7 +187,7 @@ def failing_worker(act: Callable[[], Any]) -> Callable[[], None]:
 
 
 def no_semaphores() -> None:
-    from my_training.engine.data import loader
+    from my_training.engine.loading import loader
 
     def full(*arguments: Any, **options: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -67,7 +67,7 @@ def test_learning_rate_of_every_workload(workload, place):
 
 def broken(*_: Any) -> None:
     """Every batch is nan, so no loss is finite."""
-    rows = importlib.import_module(f"{PACKAGE}.engine.data.loader")
+    rows = importlib.import_module(f"{PACKAGE}.engine.loading.loader")
     real = rows.deliver
 
     def deliver(*arguments: Any) -> Any:

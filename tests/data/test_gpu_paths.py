@@ -111,23 +111,23 @@ class Gpu:
 
 @pytest.fixture
 def gpu(monkeypatch):
-    loader = module("engine.data.loader")
+    loader = module("engine.loading.loader")
     deliver = loader.deliver
 
     def stay(*arguments):
         return deliver(*arguments[:-1], torch.device("cpu"))
 
     monkeypatch.setattr(loader, "deliver", stay)
-    monkeypatch.setattr(module("engine.data.chunks"), "free_for_chunks", lambda device: 3 << 28)
+    monkeypatch.setattr(module("engine.loading.chunks"), "free_for_chunks", lambda device: 3 << 28)
     return Gpu(monkeypatch)
 
 
 def chunk_loader(folder: Path, order: str, size: Any, resident: Any = "auto") -> Any:
     given = settings(order, size, resident=resident)
     samples = Pages(module("engine.interfaces").Spans, False)
-    store = module("engine.data.store").Store.open(folder)
-    ordered = module("engine.run.project").make_order(samples, given, 0, 1, False)
-    return module("engine.data.loader").Loader(samples, store, given, ordered, CARD)
+    store = module("engine.loading.store").Store.open(folder)
+    ordered = module("engine.training.project").make_order(samples, given, 0, 1, False)
+    return module("engine.loading.loader").Loader(samples, store, given, ordered, CARD)
 
 
 @pytest.mark.parametrize("size", [4e-4, "auto"])
@@ -136,7 +136,7 @@ def test_late_copies_give_the_same_batches_by_threads_on_their_own_card(
 ):
     """A new thread is on device 0: leaving a stream there opens a context on another's card."""
     expected = delivered(make("memmap", Pages, folder, settings("full"), train=False))
-    monkeypatch.setattr(module("engine.data.reader"), "BLOCK_BYTES", 1 << 16)
+    monkeypatch.setattr(module("engine.loading.reader"), "BLOCK_BYTES", 1 << 16)
     assert_equal(delivered(chunk_loader(folder, "full", size)), expected)
     threads = [calls for name, calls in gpu.calls.items() if name.startswith("chunk-reader")]
     assert threads
@@ -157,7 +157,7 @@ SAID = {  # by a CUDA library, none of it by a class of its own; and what is exp
 def test_a_lack_of_memory_names_every_remedy_that_the_project_has():
     for loader, has_chunks in (("chunk", True), ("memmap", False)):
         project = render(workload="windows" if has_chunks else "timeseries", loader=loader)
-        explain = imported(project, "engine.run.explanations").explain
+        explain = imported(project, "engine.training.explanations").explain
         line = str(
             explain(
                 torch.OutOfMemoryError("out of memory"),
@@ -178,7 +178,7 @@ def test_a_lack_of_memory_names_every_remedy_that_the_project_has():
 def test_what_a_library_lacks_is_explained(said):
     project = render(extras=["diagnose"])
     given = imported(project, "settings").Settings.load()
-    explained = imported(project, "engine.run.explanations").explain(RuntimeError(said), given)
+    explained = imported(project, "engine.training.explanations").explain(RuntimeError(said), given)
     assert str(explained).startswith(SAID[said])
 
 

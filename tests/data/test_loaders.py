@@ -56,7 +56,7 @@ class Windows(Pages):
 
 def write(folder: Path, rows: int = Pages.count) -> None:
     random = np.random.default_rng(1)
-    with module("engine.data.store").StoreWriter(folder, "fake") as writer:
+    with module("engine.loading.store").StoreWriter(folder, "fake") as writer:
         writer.append("pages", random.normal(size=(rows, 64, 70)).astype(np.float32))
         writer.append("targets", random.integers(-9, 9, (rows, 2)))
         writer.splits = {"train": [0, rows]}
@@ -87,10 +87,12 @@ def settings(
 def make(
     loader: str, fake: type[Pages], folder: Path, given: Any, *ranks: int, train: bool = True
 ) -> Any:
-    store = module("engine.data.store", loader).Store.open(folder)
+    store = module("engine.loading.store", loader).Store.open(folder)
     samples = fake(module("engine.interfaces", loader).Spans, False)
-    order = module("engine.run.project", loader).make_order(samples, given, *ranks, train=train)
-    return module("engine.data.loader", loader).Loader(samples, store, given, order, CPU)
+    order = module("engine.training.project", loader).make_order(
+        samples, given, *ranks, train=train
+    )
+    return module("engine.loading.loader", loader).Loader(samples, store, given, order, CPU)
 
 
 def delivered(loader: Any, epochs: tuple[int, ...] = (0, 1)) -> list[dict[str, torch.Tensor]]:
@@ -194,8 +196,8 @@ def test_hdf5_chunks_of_whole_rows(compression, source, userblock, tmp_path):
     values = np.random.default_rng(0).normal(size=(103, 5, 3)).astype("f4")
     with h5py.File(tmp_path / "some.h5", "w", userblock_size=userblock) as file:
         file.create_dataset("rows", data=values, chunks=(10, 5, 3), compression=compression)
-    arrays = module("engine.data.hdf5").hdf5_arrays(tmp_path / "some.h5", "rows")
-    opened = module("engine.data.reader").open_source(arrays["rows"])
+    arrays = module("engine.loading.hdf5").hdf5_arrays(tmp_path / "some.h5", "rows")
+    opened = module("engine.loading.reader").open_source(arrays["rows"])
     assert type(opened).__name__ == source
     for first, last in ((0, 103), (9, 11), (10, 20), (57, 58), (95, 103)):
         into = np.empty((last - first, 5, 3), "f4")

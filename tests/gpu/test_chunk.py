@@ -29,7 +29,7 @@ def module(name: str, loader: str = "chunk") -> Any:
 def folder(tmp_path_factory):
     place = tmp_path_factory.mktemp("store")
     random = np.random.default_rng(1)
-    with module("engine.data.store").StoreWriter(place, "fake") as writer:
+    with module("engine.loading.store").StoreWriter(place, "fake") as writer:
         writer.append("pages", random.normal(size=(ROWS, *SHAPE)).astype(np.float32))
         writer.append("series", random.normal(size=(ROWS + 50, 3)).astype(np.float16))
         writer.append("tokens", random.integers(0, 60_000, 40 * ROWS).astype(np.uint16))
@@ -81,10 +81,10 @@ def make(
     settings = SimpleNamespace(
         data=data, evaluation=SimpleNamespace(batch_size=0), reproducibility=SimpleNamespace(seed=3)
     )
-    store = module("engine.data.store", loader).Store.open(folder)
+    store = module("engine.loading.store", loader).Store.open(folder)
     samples = Samples(module("engine.interfaces", loader).Spans)
-    order = module("engine.run.project", loader).make_order(samples, settings)
-    return module("engine.data.loader", loader).Loader(
+    order = module("engine.training.project", loader).make_order(samples, settings)
+    return module("engine.loading.loader", loader).Loader(
         samples, store, settings, order, torch.device(device)
     )
 

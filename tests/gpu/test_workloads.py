@@ -35,9 +35,9 @@ SWITCHES = {
 
 GUARD = """
 import torch
-from my_training.engine.data import loader
-from my_training.engine.log import meter
-from my_training.engine.run import run
+from my_training.engine.loading import loader
+from my_training.engine.monitoring import meter
+from my_training.engine.training import run
 deliver, next_batch, end_step = loader.deliver, meter.Meter.next_batch, run.Run.end_step
 def delivered(*words):
     torch.cuda.set_sync_debug_mode("error")

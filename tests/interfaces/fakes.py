@@ -33,7 +33,7 @@ ARRAYS = {"one": (), "wide": (3,), "square": (2, 2)}  # shapes of a row
 
 
 def engine(module: str, **answers: Any) -> ModuleType:
-    """A module of a rendered project's engine: `engine("run.run").Run`."""
+    """A module of a rendered project's engine: `engine("training.run").Run`."""
     return imported(render(**answers), f"engine.{module}")
 
 
@@ -42,8 +42,8 @@ ORDERS = ("auto", "time", "block", "full", "lanes", "bucket", "random_start")
 
 def kinds(stride: int, lengths: np.ndarray | None) -> dict[str, Any]:
     """`Samples.orders` of a workload that has both."""
-    lanes = engine("data.lanes", extras=["lanes"]).Lanes
-    buckets = engine("data.buckets", workload="seq2seq").Buckets
+    lanes = engine("loading.lanes", extras=["lanes"]).Lanes
+    buckets = engine("loading.buckets", workload="seq2seq").Buckets
     return {"lanes": partial(lanes, stride=stride), "bucket": partial(buckets, lengths=lengths)}
 
 
@@ -61,7 +61,7 @@ def as_stored(values: np.ndarray, dtype: str) -> np.ndarray:
 
 def write_store(folder: Path, loader: str, dtype: str = "float32") -> Any:
     """The opened store with all `ARRAYS` in one dtype."""
-    store = engine("data.store", loader=loader)
+    store = engine("loading.store", loader=loader)
     with store.StoreWriter(folder, "fake") as writer:
         for name, row in ARRAYS.items():
             writer.append(name, as_stored(content(row), dtype), dtype)
@@ -86,8 +86,10 @@ def make_loader(
     loader: str, samples: Any, store: Any, given: Any, *place: int, train: bool = True
 ) -> Any:
     """The loader's part over samples; place: rank and world."""
-    order = engine("run.project", loader=loader).make_order(samples, given, *place, train=train)
-    return engine("data.loader", loader=loader).Loader(samples, store, given, order, CPU)
+    order = engine("training.project", loader=loader).make_order(
+        samples, given, *place, train=train
+    )
+    return engine("loading.loader", loader=loader).Loader(samples, store, given, order, CPU)
 
 
 class Samples:
@@ -265,7 +267,7 @@ class Loop:
             device=CPU,
         )
         skips = self.project.precision.scaler.is_enabled()
-        self.meter = engine("log.meter").Meter(self.project.distributed, skips)
+        self.meter = engine("monitoring.meter").Meter(self.project.distributed, skips)
         self.signals = self
         self.step = 0
         self.accumulation = 1
@@ -297,7 +299,7 @@ class Loop:
         return 0, 0, len(self._steps[0])
 
     def divisor(self) -> Tensor:
-        return engine("run.run").Run.divisor(self)
+        return engine("training.run").Run.divisor(self)
 
     def end_step(self, norm: Tensor) -> None:
         self.step += 1
@@ -374,7 +376,7 @@ class Summing(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.tensor(1.0))
-        self.recurrent = engine("run.recurrent", extras=["lanes"]).RecurrentState(stride=1)
+        self.recurrent = engine("training.recurrent", extras=["lanes"]).RecurrentState(stride=1)
         self.seen: list[Tensor] = []
 
     def forward(self, batch: dict[str, Tensor]) -> Any:

@@ -51,7 +51,7 @@ class Part:
 def make(folder: Path, seed: int = 0, keep: int = 2, **must_match: Any) -> Any:
     """A Checkpoint of a small run whose content `seed` decides."""
     parts = {"model": Tied(seed), "other": Part([seed, "x", None])}
-    return engine("run.checkpoint").Checkpoint(folder, OneOf(), keep, must_match, **parts)
+    return engine("training.checkpoint").Checkpoint(folder, OneOf(), keep, must_match, **parts)
 
 
 def saved(folder: Path) -> list[int]:
@@ -98,7 +98,7 @@ def test_round_trip_with_tied_weights(tmp_path):
 
 def test_a_save_needs_no_memory_for_the_content(tmp_path):
     part = Part(torch.ones(25_000_000))
-    checkpoint = engine("run.checkpoint").Checkpoint(tmp_path, OneOf(), model=part)
+    checkpoint = engine("training.checkpoint").Checkpoint(tmp_path, OneOf(), model=part)
     tracemalloc.start()
     checkpoint.save(1)
     _, peak = tracemalloc.get_traced_memory()
@@ -110,7 +110,7 @@ def test_what_was_loaded_survives_the_file(tmp_path):
     """The file is mapped while it is read; what parts keep is copied."""
     kept = torch.arange(5.0)
     parts = {"model": Tied(), "other": Part(kept)}
-    checkpoint = engine("run.checkpoint").Checkpoint(tmp_path, OneOf(), **parts)
+    checkpoint = engine("training.checkpoint").Checkpoint(tmp_path, OneOf(), **parts)
     checkpoint.save(1)
     parts["other"].value = None
     checkpoint.load()
@@ -184,7 +184,7 @@ def test_a_save_that_fails_is_said_and_leaves_the_others_whole(fails, tmp_path, 
         size = int(file_of(tmp_path, 2).stat().st_size * fails)
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
     try:
-        with pytest.raises(engine("run.checkpoint").NotWritten, match="free some space, or"):
+        with pytest.raises(engine("training.checkpoint").NotWritten, match="free some space, or"):
             make(tmp_path, 3).save(3, is_best=True)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -213,7 +213,7 @@ def test_the_newest_intact_one_wins_and_others_are_named(how, tmp_path, monkeypa
     path = file_of(tmp_path, 2)
     damage(path, how)
     notes: list[str] = []
-    monkeypatch.setattr(engine("run.checkpoint"), "note", notes.append)
+    monkeypatch.setattr(engine("training.checkpoint"), "note", notes.append)
     assert make(tmp_path).find("best")["must_match"] == {"rule": 0}
     assert notes == [f"skipped a damaged checkpoint: {path.name}"]
     assert path.exists(), "only the process that has the lock renames it"
@@ -241,7 +241,7 @@ def test_an_error_of_reading_is_no_damage(tmp_path, monkeypatch):
     """It may pass. At listing, opening, hashing or loading: one line, and nothing is renamed."""
     save(tmp_path, 1, 2)
     before = sorted(tmp_path.iterdir())
-    module = engine("run.checkpoint")
+    module = engine("training.checkpoint")
     files = engine("files")
 
     def failing(number: int) -> Any:
@@ -304,7 +304,7 @@ def test_a_well_formed_checkpoint_of_wrong_types_is_one_line(tmp_path):
         raise AssertionError((wrong, loaded))
     for wrong in ("many", None, [1], {}):
         with pytest.raises(TypeError):
-            engine("run.progress").Progress().load_state_dict({"step": wrong})
+            engine("training.progress").Progress().load_state_dict({"step": wrong})
 
 
 def test_a_run_of_another_version_names_its_commit(tmp_path, monkeypatch):
@@ -313,7 +313,7 @@ def test_a_run_of_another_version_names_its_commit(tmp_path, monkeypatch):
     save(run / "checkpoints", 1)
     (run / "env.json").write_text('{"git": "1a2b3c4+changes"}')
     names = "go back to its commit 1a2b3c4[+]changes"
-    module = engine("run.checkpoint")
+    module = engine("training.checkpoint")
     error = engine("errors").UserError
     with pytest.raises(error, match=f"rule was None .* is 0 now: .*{names}"):
         make(run / "checkpoints", rule=0).load()
@@ -324,7 +324,7 @@ def test_a_run_of_another_version_names_its_commit(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "FORMAT", 99)
     with pytest.raises(error, match=f"has format 5, this version reads 99: .*{names}"):
         make(run / "checkpoints").load()
-    store = engine("data.store").Store
+    store = engine("loading.store").Store
     for old in ({"format": 4, "splits": {}}, {"format": 4, "source": 7}):
         (run / "data.json").write_text(json.dumps(old))
         for read in (store.was_synthetic, store.remembered):
@@ -373,7 +373,7 @@ def kill_at(hit: int, when: str, patch: pytest.MonkeyPatch) -> None:
 
         return call
 
-    writing = engine("run.checkpoint").HashingFile
+    writing = engine("training.checkpoint").HashingFile
     patch.setattr(writing, "write", deadly(writing.write))
     for name in TOUCHES:
         patch.setattr(os, name, deadly(getattr(os, name)))
@@ -423,7 +423,7 @@ def test_damaged_ones_cost_no_whole_one(tmp_path):
 
 def test_a_checkpoint_that_goes_while_it_is_read_gives_way_to_the_newer_one(tmp_path, monkeypatch):
     """A training that runs has saved a better one, and removes it."""
-    checkpoint = engine("run.checkpoint").Checkpoint
+    checkpoint = engine("training.checkpoint").Checkpoint
     real = checkpoint.is_intact
     made = make(tmp_path)
     made.save(1, is_best=True)

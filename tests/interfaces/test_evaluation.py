@@ -56,7 +56,7 @@ def evaluate(model: nn.Module, loader: Any, distributed: Any = None, **more: Any
         precision=engine("compute.precision").Precision("fp32", CPU),
         distributed=distributed or OneOf(),
     )
-    return engine("run.evaluation").evaluate(project, loader, **more)
+    return engine("training.evaluation").evaluate(project, loader, **more)
 
 
 def numbered(values: np.ndarray, batch: int) -> list[dict[str, Tensor]]:

@@ -54,7 +54,7 @@ def make(arguments: dict[str, Any], **changed: Any) -> Any:
     if lengths is None and chosen["kind"] == "bucket":
         lengths = np.arange(chosen["length"]) % 37
     own_orders = kinds(chosen["stride"], lengths)
-    order = own_orders.get(chosen["kind"], engine("data.order").Order)
+    order = own_orders.get(chosen["kind"], engine("loading.order").Order)
     given_settings = settings(
         chosen["seed"],
         order=chosen["kind"],
@@ -180,7 +180,7 @@ def test_what_was_asked_before_changes_nothing(arguments, turns):
 def test_an_epoch_begins_anywhere(arguments, epoch, first, count):
     """A part of it is what it is in the whole, however much is computed at once."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine("data.order"), "TOGETHER", 8)
+        patch.setattr(engine("loading.order"), "TOGETHER", 8)
         for order in ranks(arguments):
             whole = whole_epoch(order, epoch)
             first %= len(order) + 1
@@ -204,7 +204,7 @@ def test_seed_and_epoch_change_a_shuffled_order(kind):
 
 
 def test_auto_is_full_or_block_by_the_number_of_samples_alone():
-    limit = engine("data.order").LARGEST_FULL
+    limit = engine("loading.order").LARGEST_FULL
     assert make(SIMPLE, kind="auto", length=limit).kind == "full"
     assert make(SIMPLE, kind="auto", length=limit + 1, fraction=0.01).kind == "block"
 
@@ -265,7 +265,7 @@ def test_a_lane_continues_in_time_from_where_it_begins(arguments, epoch):
 def test_buckets_are_cut_from_sorted_lengths(arguments, epoch):
     """In a pool, batches overlap in length by no more than their borders: the least padding."""
     slots = arguments["batch_size"] * arguments["world"]
-    assume(arguments["length"] <= engine("data.buckets", workload="seq2seq").BATCHES * slots)
+    assume(arguments["length"] <= engine("loading.buckets", workload="seq2seq").BATCHES * slots)
     indices = of_all_ranks(arguments, epoch)
     ranges = []
     for batch in indices:
@@ -293,4 +293,4 @@ RULES = {
 def test_the_rule_is_that_of_its_number(kind):
     chosen = {"length": 1000, "seed": 7, "block": 64, "stride": 9, "fraction": 0.9}
     indices = make(SIMPLE, kind=kind, **chosen).indices(2, 0, 3)
-    assert indices.ravel().tolist() == RULES[engine("data.order").RULE][kind]
+    assert indices.ravel().tolist() == RULES[engine("loading.order").RULE][kind]

@@ -22,7 +22,7 @@ def test_carried_states_find_their_lanes(before, world):
         carried.append({"layers": [(lanes.clone(), lanes[:, None] * 10)]})
     for rank, lanes in enumerate(torch.arange(SLOTS).chunk(world)):
         hook = imported(project, "hooks.lanes").Hook()
-        recurrent = engine("run.recurrent", extras=["lanes"]).RecurrentState(stride=1)
+        recurrent = engine("training.recurrent", extras=["lanes"]).RecurrentState(stride=1)
         hook.before_first_batch(
             SimpleNamespace(
                 project=SimpleNamespace(
@@ -38,7 +38,7 @@ def test_carried_states_find_their_lanes(before, world):
 
 
 def test_a_loss_that_is_not_finite_is_never_the_best():
-    progress = engine("run.progress").Progress()
+    progress = engine("training.progress").Progress()
     losses = (float("-inf"), float("nan"), float("inf"), 2.0, float("-inf"), float("nan"), 1.0)
     judged = []
     for progress.step, loss in enumerate(losses):

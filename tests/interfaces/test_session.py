@@ -62,7 +62,7 @@ def restless() -> None:
 
 def restless_and_tried_thrice() -> None:
     restless()
-    from my_training.engine.run import run as module  # type: ignore[import-not-results]
+    from my_training.engine.training import run as module  # type: ignore[import-not-results]
 
     once = module.dry_run
 

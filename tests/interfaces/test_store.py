@@ -16,7 +16,7 @@ from rendering import render
 
 
 def stored(folder: Path, value: float = 1.0, **facts: Any) -> Any:
-    store = engine("data.store")
+    store = engine("loading.store")
     with store.StoreWriter(folder, "tabular") as writer:
         writer.append("x", np.full((4, 1), value, np.float32))
         writer.facts = facts
@@ -55,7 +55,7 @@ def test_a_new_store_removes_the_old_one_and_nothing_else(tmp_path):
 
 def test_a_second_writer_is_refused_and_the_first_one_is_not_disturbed(tmp_path):
     stored(tmp_path)
-    with engine("data.store").StoreWriter(tmp_path, "tabular") as writer:
+    with engine("loading.store").StoreWriter(tmp_path, "tabular") as writer:
         writer.append("x", np.full((4, 1), 2, np.float32))
         second = os.fork()
         if second == 0:
@@ -66,7 +66,7 @@ def test_a_second_writer_is_refused_and_the_first_one_is_not_disturbed(tmp_path)
                 os._exit(9 if is_known else 1)
             os._exit(0)
         assert os.waitstatus_to_exitcode(os.waitpid(second, 0)[1]) == 9
-    assert engine("data.store").Store.open(tmp_path).arrays["x"].rows()[0] == 2
+    assert engine("loading.store").Store.open(tmp_path).arrays["x"].rows()[0] == 2
 
 
 @pytest.mark.parametrize("hit", [1, 2])
@@ -95,12 +95,12 @@ def test_a_store_of_another_format_is_one_line(tmp_path):
     with pytest.raises(
         engine("errors").UserError, match=r"format 99, this project reads .*run `pre"
     ):
-        engine("data.store").Store.open(tmp_path)
+        engine("loading.store").Store.open(tmp_path)
 
 
 def test_a_sealed_manifest_reaches_no_other_files_and_rows(tmp_path):
     """Anybody can write one: files elsewhere, more rows than there are, a file that never ends."""
-    module = engine("data.store")
+    module = engine("loading.store")
     folder = tmp_path / "data"
     name = next(iter(stored(folder).files))
     manifest = json.loads((folder / "manifest.json").read_text())
@@ -125,7 +125,7 @@ def test_a_sealed_manifest_reaches_no_other_files_and_rows(tmp_path):
 
 
 def test_a_sealed_manifest_with_values_of_other_types_is_one_line(tmp_path):
-    module = engine("data.store")
+    module = engine("loading.store")
     name = next(iter(stored(tmp_path).files))
     manifest = json.loads((tmp_path / "manifest.json").read_text())
     for path, value in (
@@ -168,7 +168,7 @@ def flip_unseen(path: Path) -> None:
 
 
 def test_a_flipped_bit_is_found_at_each_opening_where_the_data_are_small(tmp_path, monkeypatch):
-    module = engine("data.store")
+    module = engine("loading.store")
     path = stored(tmp_path).arrays["x"].path
     flip_unseen(path)
     with pytest.raises(engine("errors").UserError, match=r"damaged: .*store-x-.*: copy"):
@@ -181,7 +181,7 @@ def test_a_flipped_bit_is_found_at_each_opening_where_the_data_are_small(tmp_pat
 
 
 def test_a_run_remembers_its_data_without_their_rows(tmp_path):
-    remembered = engine("data.store").Store.remembered
+    remembered = engine("loading.store").Store.remembered
     run = tmp_path / "run"
     run.mkdir()
     first = stored(tmp_path / "a", targets=[0])
@@ -204,7 +204,7 @@ class Guard:
         project = render(extras=["guard"])
         self.failed: list[Exception] = []
         self.module = imported(project, "hooks.guard")
-        store = imported(project, "engine.data.store").Store.open(folder)
+        store = imported(project, "engine.loading.store").Store.open(folder)
         run_project = SimpleNamespace(store=store, distributed=OneOf())
         self.run = SimpleNamespace(project=run_project)
 

@@ -38,7 +38,7 @@ def store(workload: str) -> Any:
     """The workload's synthetic data, written once."""
     folder = scratch() / f"synthetic-{workload}"
     module(workload, "dataset").synthesize(folder, settings(workload))
-    return module(workload, "engine.data.store").Store.open(folder, workload)
+    return module(workload, "engine.loading.store").Store.open(folder, workload)
 
 
 def model_of(workload: str, *flags: str) -> Any:
@@ -55,7 +55,7 @@ def samples(workload: str, split: str = "train") -> Any:
 
 def read(workload: str, numbers: list[int], split: str = "validation") -> dict[str, Tensor]:
     """The batch of these samples, read without a loader."""
-    engine_rows = module(workload, "engine.data.rows")
+    engine_rows = module(workload, "engine.loading.rows")
     of_split = samples(workload, split)
     indices = np.array(numbers)
     rows = {}
@@ -167,8 +167,10 @@ def test_every_order_of_the_workload_gives_what_a_direct_reading_gives(workload,
     for name in set(orders) - {"random_start"}:
         given = settings(workload, *small, "--data.order", name, loader=loader)
         of_split = samples(workload)
-        order = module(workload, "engine.run.project", loader=loader).make_order(of_split, given)
-        make = module(workload, "engine.data.loader", loader=loader).Loader
+        order = module(workload, "engine.training.project", loader=loader).make_order(
+            of_split, given
+        )
+        make = module(workload, "engine.loading.loader", loader=loader).Loader
         made = make(of_split, store(workload), given, order, CPU)
         batch = next(made.epoch(0))
         expected = read(workload, batch["index"].tolist(), "train")
@@ -206,8 +208,8 @@ def test_a_batch_of_resident_rows_is_two_copies_to_the_device(workload, monkeypa
     given = settings(workload, *flags, loader="memmap")
     of_split = samples(workload)
     of_split.training = True
-    order = module(workload, "engine.run.project").make_order(of_split, given)
-    make = module(workload, "engine.data.loader", loader="memmap").Loader
+    order = module(workload, "engine.training.project").make_order(of_split, given)
+    make = module(workload, "engine.loading.loader", loader="memmap").Loader
     loader = make(of_split, store(workload), given, order, torch.device("meta"))
     batches = loader.epoch(0)
     next(batches)  # copies what is constant

@@ -78,6 +78,6 @@ def test_synthetic_data_that_are_gone_are_made_again(stopped, tmp_path):
     ],
 )
 def test_what_a_machine_lacks_has_a_remedy(module, said, expected):
-    explanations = imported(render(extras=["diagnose"]), "engine.run.explanations")
+    explanations = imported(render(extras=["diagnose"]), "engine.training.explanations")
     error = type("Failed", (Exception,), {"__module__": module})(said)
     assert re.search(expected, str(explanations.explain(error)))

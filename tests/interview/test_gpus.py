@@ -11,7 +11,7 @@ PROJECT = render(workload="llm")
 gpus = imported(PROJECT, "engine.compute.gpus")
 gpu_table = imported(PROJECT, "engine.compute.gpu_table")
 UserError = imported(PROJECT, "engine.errors").UserError
-GPUS = list(gpu_table.table().values())
+GPUS = list(gpu_table.gpu_table().values())
 FORMATS = ("fp16", "bf16", "tf32", "fp8")
 every_gpu = pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.key)
 

@@ -41,18 +41,18 @@ def engine(module: str) -> Any:
 
 
 def prepared(folder: Path) -> Callable[[], Any]:
-    with engine("data.store").StoreWriter(folder, "tabular") as writer:
+    with engine("loading.store").StoreWriter(folder, "tabular") as writer:
         writer.append("x", np.full((4, 2), 3.0, np.float32))
         writer.facts = {"target": {"mean": 0.5, "std": 3.0}}
         writer.splits = {"train": [0, 3], "validation": [3, 4]}
-    return lambda: vars(engine("data.store").Store.open(folder))
+    return lambda: vars(engine("loading.store").Store.open(folder))
 
 
 def remembered(folder: Path) -> Callable[[], Any]:
     prepared(folder / "data")
-    store = engine("data.store").Store.open(folder / "data")
+    store = engine("loading.store").Store.open(folder / "data")
     store.remember(folder)
-    return lambda: vars(engine("data.store").Store.remembered(folder))
+    return lambda: vars(engine("loading.store").Store.remembered(folder))
 
 
 def saved(folder: Path) -> Callable[[], Any]:
@@ -60,7 +60,7 @@ def saved(folder: Path) -> Callable[[], Any]:
 
     def make() -> Any:
         one = engine("compute.distributed").Distributed()
-        return engine("run.checkpoint").Checkpoint(
+        return engine("training.checkpoint").Checkpoint(
             folder, one, must_match={"data": "a"}, model=nn.Linear(2, 1)
         )
 
@@ -134,11 +134,11 @@ def train(
 
 MOMENTS = {
     "package": {
-        "start": "engine.run.run:dry_run",
-        "step": "engine.run.run:Run.end_step",
-        "evaluation": "engine.run.run:evaluate",
-        "save": "engine.run.checkpoint:Checkpoint.save",
-        "prepare": "engine.data.store:write_json",
+        "start": "engine.training.run:dry_run",
+        "step": "engine.training.run:Run.end_step",
+        "evaluation": "engine.training.run:evaluate",
+        "save": "engine.training.checkpoint:Checkpoint.save",
+        "prepare": "engine.loading.store:write_json",
     },
     "script": {
         "start": ":configure",
@@ -304,7 +304,7 @@ def prepare(folder: Path, rows: int, before: Any = None, name: str = "") -> Runn
 
 
 def num_rows(folder: Path) -> int:
-    store = engine("data.store").Store.open(folder / "data")
+    store = engine("loading.store").Store.open(folder / "data")
     return max(array.shape[0] for array in store.arrays.values())
 
 

@@ -144,7 +144,7 @@ def test_a_full_disk_ends_no_training_at_a_record(place, reference):
     """Records that the disk has no room for wait in memory."""
 
     def fill():
-        from my_training.engine.log.run_log import RunLog  # type: ignore[import-not-found]
+        from my_training.engine.monitoring.run_log import RunLog  # type: ignore[import-not-found]
 
         real_start = RunLog.start
         flushes = iter(range(10**9))
@@ -213,7 +213,7 @@ def test_early_stop_and_best_checkpoint(place):
     interrupts each evaluation once."""
 
     def interrupted():
-        from my_training.engine.run.run import Run
+        from my_training.engine.training.run import Run
 
         evaluate = Run.evaluate
 

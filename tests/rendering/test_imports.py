@@ -27,7 +27,7 @@ Edges = dict[str, set[str]]
 
 
 def modules(package: Path) -> dict[str, Path]:
-    """`engine.data.store` and its file, for all but the files of folders themselves."""
+    """`engine.loading.store` and its file, for all but the files of folders themselves."""
     files = [path for path in package.rglob("*.py") if path.name != "__init__.py"]
     return {".".join(path.relative_to(package).with_suffix("").parts): path for path in files}
 
@@ -102,6 +102,22 @@ def test_the_core_imports_no_extra(answers):
     for module, path in package.items():
         if module in core and core[module].read_bytes() == path.read_bytes():
             assert edges[module] <= core.keys(), module
+
+
+# What several modules define by contract: a command, a hook, what engine/interfaces.py describes,
+# and a checkpoint, which is of one file or sharded.
+CONTRACT = {"main", "arguments", "report_lines", "Hook", "Samples", "Loader", "Model", "Checkpoint"}
+
+
+@every_project
+def test_a_name_means_one_thing(answers):
+    """No function or class has its name in two modules of a project without extras."""
+    found: dict[str, str] = {}
+    for module, path in modules(render(**answers) / "src/my_training").items():
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name not in CONTRACT:
+                assert node.name not in found, f"{node.name}: {module}, {found[node.name]}"
+                found[node.name] = module
 
 
 STARTED = """

@@ -50,7 +50,7 @@ def upstream(tmp_path_factory):
     new = "\n  seed: 42\n\n  # A setting of the new version.\n  new_setting: 1\n"
     replace(config, "\n  seed: 42\n", new)
     replace(config, "\n  keep: 2\n", "\n  keep: 3\n")
-    order = package / "engine/data/order.py"
+    order = package / "engine/loading/order.py"
     order.write_text(order.read_text(encoding="utf-8") + "\n\nNEW = True\n", encoding="utf-8")
     (package / "engine/later.py").write_text('"""Of the new version."""\n', encoding="utf-8")
     return commit(folder, NEW)
@@ -117,7 +117,7 @@ def test_edits_survive(project, copier):
     replace(config, "\n  deterministic: false\n", "\n  deterministic: true\n")
     # Replaced, as it is meant to be.
     (package / "model.py").write_text('"""My own model."""\n', encoding="utf-8")
-    order = package / "engine/data/order.py"
+    order = package / "engine/loading/order.py"
     order.write_text("# Mine.\n" + order.read_text(encoding="utf-8"), encoding="utf-8")
     (package / "mine.py").write_text("X = 1\n", encoding="utf-8")
     (package / "commands/report.py").unlink()
@@ -130,8 +130,8 @@ def test_edits_survive(project, copier):
     assert settings["checkpoint"]["keep"] == 3
     left = content(package)
     assert left["model.py"] == '"""My own model."""\n'
-    assert left["engine/data/order.py"].startswith("# Mine.\n")
-    assert left["engine/data/order.py"].endswith("NEW = True\n")
+    assert left["engine/loading/order.py"].startswith("# Mine.\n")
+    assert left["engine/loading/order.py"].endswith("NEW = True\n")
     assert {"mine.py", "engine/later.py"} <= left.keys()
     assert "commands/report.py" not in left
 

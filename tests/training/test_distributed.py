@@ -245,7 +245,7 @@ def failing(rank: int, error: Exception) -> Callable[[int], None]:
     """In the second step, when the others wait for this rank's gradients."""
 
     def put(this: int) -> None:
-        from my_training.engine.run.run import Run  # type: ignore[import-not-found]
+        from my_training.engine.training.run import Run  # type: ignore[import-not-found]
 
         real = Run.divisor
 
@@ -338,7 +338,7 @@ def assert_ended(folder: Path, place: Any, *saved: int) -> None:
 
 def unreadable_for_rank_one(rank: int) -> None:
     """It cannot read back what it wrote for the second checkpoint; one process left a folder."""
-    from my_training.engine.run import checkpoint  # type: ignore[import-not-found]
+    from my_training.engine.training import checkpoint  # type: ignore[import-not-found]
 
     short_hash = checkpoint.short_hash
     calls = iter(range(10**6))
@@ -376,7 +376,7 @@ def unreadable_at(owner: str, name: str, rank: int) -> None:
 
 
 READS = {
-    "state": ("my_training.engine.run.whole_checkpoint", "read_plain"),
+    "state": ("my_training.engine.training.whole_checkpoint", "read_plain"),
     "places": ("torch.distributed.checkpoint", "HuggingFaceStorageReader.read_metadata"),
     "rows": ("torch.distributed.checkpoint", "HuggingFaceStorageReader.read_data"),
 }
@@ -402,7 +402,7 @@ def test_an_error_of_reading_on_one_rank_ends_all_in_one_line(read, place):
 
 def slow_to_write(rank: int) -> None:
     """Rank 0 writes a checkpoint only when the step after next is made, except for the last one."""
-    from my_training.engine.run import checkpoint, run  # type: ignore[import-not-found]
+    from my_training.engine.training import checkpoint, run  # type: ignore[import-not-found]
 
     end_step, write_state = run.Run.end_step, checkpoint.write_state
     steps = {number: threading.Event() for number in range(1, STEPS + 1)}
@@ -436,7 +436,7 @@ def test_training_continues_while_shards_are_written(place):
 
 def die_while_shards_are_written(rank: int) -> None:
     """Rank 1 is killed when its rows of the second checkpoint are written."""
-    from my_training.engine.run import checkpoint  # type: ignore[import-not-found]
+    from my_training.engine.training import checkpoint  # type: ignore[import-not-found]
 
     short_hash = checkpoint.short_hash
     calls = iter(range(10**6))

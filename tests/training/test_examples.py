@@ -104,7 +104,7 @@ def plain(tmp_path_factory):
 def note_drawing() -> None:
     from my_training.hooks import examples  # type: ignore[import-not-found]
 
-    real = examples.draw
+    real = examples.draw_examples
     examples.FREE_SECONDS = 0.0
     examples.TIME_FRACTION = 0.0
 
@@ -112,7 +112,7 @@ def note_drawing() -> None:
         print(f"drawn at step {run.step}")
         real(run)
 
-    examples.draw = draw
+    examples.draw_examples = draw
 
 
 def break_drawing() -> None:

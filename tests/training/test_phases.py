@@ -102,7 +102,7 @@ def test_a_kill_anywhere_changes_nothing(phase, step, place, reference):
     """In a phase, and between two of them."""
 
     def armed() -> None:
-        run_module: Any = importlib.import_module(f"{PACKAGE}.engine.run.run")
+        run_module: Any = importlib.import_module(f"{PACKAGE}.engine.training.run")
         begin = run_module.Run.begin
         end_step = run_module.Run.end_step
 

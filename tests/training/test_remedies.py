@@ -147,7 +147,7 @@ def test_a_bad_sample_is_named_whatever_the_weights_have_become(
 ):
     """The synthetic table has empty cells, which are nan in a batch and no fault."""
     number = int(failed.loader.order.indices(1, 8, 9)[0, 5])
-    loader = imported(TABULAR, "engine.data.loader")
+    loader = imported(TABULAR, "engine.loading.loader")
     real = loader.deliver
 
     def deliver(*arguments: Any) -> dict[str, Any]:

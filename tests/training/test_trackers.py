@@ -221,7 +221,7 @@ def test_rows_that_come_again_after_a_kill_are_drawn_once(place, reference):
 def break_midway() -> None:
     """Every library's way of taking numbers raises from the third time on, with a key in its
     message."""
-    from my_training.engine.log.tracker import Tracker  # type: ignore[import-not-found]
+    from my_training.engine.monitoring.tracker import Tracker  # type: ignore[import-not-found]
 
     count = iter(range(10**6))
     real = Tracker.send
@@ -274,7 +274,7 @@ def test_no_server_is_one_line_before_training_and_a_note_after_it(
 
 def test_a_login_of_wandb_is_as_good_as_a_key(place, monkeypatch):
     """`wandb login` writes the key to ~/.netrc, by the name of the server."""
-    module = imported(render(workload="tabular", tracker="wandb"), "engine.log.tracker")
+    module = imported(render(workload="tabular", tracker="wandb"), "engine.monitoring.tracker")
     assert not module.has_login()
     logins = place / "home/.netrc"
     logins.parent.mkdir()
@@ -295,7 +295,7 @@ def test_no_server_ends_all_ranks_with_one_line(place):
 
 def test_a_run_that_fails_is_marked_so(place):
     def poison():
-        from my_training.engine.run.run import Run  # type: ignore[import-not-found]
+        from my_training.engine.training.run import Run  # type: ignore[import-not-found]
 
         Run.evaluate = lambda self: 1 / 0
 

@@ -78,7 +78,7 @@ def test_a_kind_of_time_that_is_out_of_proportion_is_judged_over_a_stretch():
 
 
 def slow_loader() -> None:
-    from my_training.engine.data.loader import Loader
+    from my_training.engine.loading.loader import Loader
 
     epoch = Loader.epoch
     clock = time.perf_counter
@@ -120,7 +120,7 @@ def costs() -> None:
     """By the clock that all read, each part of a run takes as long as in `COSTS`."""
     from my_training import model
     from my_training.dataset import Samples
-    from my_training.engine.run.checkpoint import Checkpoint
+    from my_training.engine.training.checkpoint import Checkpoint
 
     now = [0.0]
     time.perf_counter = lambda: now[0]
@@ -249,7 +249,7 @@ def test_without_nvml_the_rest_is_sampled(fault, nvml, tmp_path, monkeypatch):
 
 
 def hoarding_worker() -> None:
-    from my_training.engine.data.loader import Reader
+    from my_training.engine.loading.loader import Reader
 
     read = Reader.__getitem__
     hoard = []

@@ -100,7 +100,7 @@ def test_forecasts_of_lanes_are_those_that_are_scored(tmp_path):
     check_run(PROJECT, "evaluate", "--split", "validation", cwd=tmp_path)
     words = ("--split", "validation", "--output", "p.npz")
     check_run(PROJECT, "predict", *words, cwd=tmp_path)
-    store = imported(PROJECT, "engine.data.store").Store.open(tmp_path / "data/synthetic")
+    store = imported(PROJECT, "engine.loading.store").Store.open(tmp_path / "data/synthetic")
     rows = store.arrays["rows"].rows()
     times = store.arrays["time"].rows()
     with np.load(tmp_path / "p.npz") as file:

@@ -285,7 +285,7 @@ def test_a_flipped_bit_is_found_and_named(tmp_path):
 
 
 def chunk_loader(path: Path, **given: Any) -> Any:
-    return module("engine.data.loader").ChunkDataLoader(path, 32, device="cpu", **given)
+    return module("engine.loading.loader").ChunkDataLoader(path, 32, device="cpu", **given)
 
 
 @pytest.mark.parametrize("size", ["auto", 40e-6])

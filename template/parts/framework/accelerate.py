@@ -17,7 +17,7 @@ from accelerate.utils import GradientAccumulationPlugin
 from torch import Tensor
 
 from .engine.compute.precision import mean_and_clip
-from .engine.run.run import Run
+from .engine.training.run import Run
 from .optimizer import learning_rate
 
 # The variables by which launchers say how many processes there are.

@@ -18,7 +18,7 @@ from lightning.pytorch.plugins.environments import LightningEnvironment
 from torch import Tensor
 
 from .engine.compute.precision import mean_and_clip
-from .engine.run.run import Run
+from .engine.training.run import Run
 from .optimizer import learning_rate
 
 

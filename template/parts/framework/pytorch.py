@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from .engine.compute.precision import mean_and_clip
-from .engine.run.run import Run
+from .engine.training.run import Run
 from .optimizer import learning_rate
 
 

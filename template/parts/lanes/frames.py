@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .engine.interfaces import Batch
-from .engine.run.recurrent import RecurrentState
+from .engine.training.recurrent import RecurrentState
 from .model import Forecaster, State
 
 if TYPE_CHECKING:

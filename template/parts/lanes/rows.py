@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from .engine.interfaces import Batch
-from .engine.run.recurrent import RecurrentState
+from .engine.training.recurrent import RecurrentState
 from .model import Forecaster, State
 
 if TYPE_CHECKING:

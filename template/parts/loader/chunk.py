@@ -67,7 +67,7 @@ class Loader:
         self._chunks.close()
 
 
-class Pairs:
+class RowPairs:
     """The samples of `ChunkDataLoader`: one row of each dataset is a sample."""
 
     def __init__(self, names: tuple[str, ...]):
@@ -120,7 +120,7 @@ class ChunkDataLoader:
         self.order = Order(self.rows, settings)
         self._epoch = 0
         self._batch = 0
-        samples = Pairs(datasets)
+        samples = RowPairs(datasets)
         self._chunks = Chunks(samples, arrays, self.order, torch.device(device), data, resident={})
 
     def __len__(self) -> int:

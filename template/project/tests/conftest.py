@@ -26,7 +26,7 @@ def _empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def module(name: str) -> ModuleType:
-    """Import a module of the package, such as `module("engine.data.order")`."""
+    """Import a module of the package, such as `module("engine.loading.order")`."""
     return import_module(f"{PACKAGE}.{name}")
 
 

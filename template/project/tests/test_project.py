@@ -38,8 +38,8 @@ def test_an_epoch_has_each_sample_once(train: bool) -> None:
     settings = module("settings").Settings.load(CONFIG)
     store = module("assemble").open_store(settings)
     samples = module("dataset").Samples(store, settings, "train" if train else "validation")
-    order = module("engine.run.project").make_order(samples, settings, train=train)
-    loader = module("engine.data.loader").Loader(
+    order = module("engine.training.project").make_order(samples, settings, train=train)
+    loader = module("engine.loading.loader").Loader(
         samples, store, settings, order, torch.device("cpu")
     )
     seen = torch.cat([batch["index"].clone() for batch in loader.epoch(0)])
@@ -53,7 +53,7 @@ def test_padding_rows_change_no_loss() -> None:
     store = module("assemble").open_store(settings)
     samples = module("dataset").Samples(store, settings, "validation")
     model = module("model").build_model(settings, store.facts).eval()
-    engine = module("engine.data.rows")
+    engine = module("engine.loading.rows")
     device = torch.device("cpu")
 
     def output(*numbers: int) -> tuple[float, float]:

@@ -95,9 +95,9 @@ def numbers(text: str) -> dict[str, int]:
     return {name: int(value) for name, value in pairs(text).items()}
 
 
-def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
+def main(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     """Read, resample, check and write the series, and print a summary."""
-    from ..engine.data.store import StoreWriter, check_folder
+    from ..engine.loading.store import StoreWriter, check_folder
     from ..prepare.frames import RULES, TEMPORARY, fill, make_frames
     from ..prepare.series import read_series
     from ..prepare.tables import Source, place_of

@@ -24,9 +24,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from .engine import interfaces
-from .engine.data.store import Store, StoreWriter
 from .engine.errors import UserError
 from .engine.interfaces import Batch, Rows, Spans
+from .engine.loading.store import Store, StoreWriter
 from .prepare.scaling import Scaler
 from .settings import WORKLOAD
 

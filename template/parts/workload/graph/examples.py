@@ -14,9 +14,9 @@ from matplotlib.dates import ConciseDateFormatter
 from matplotlib.figure import Figure
 
 if TYPE_CHECKING:
-    from .engine.data.store import Store
     from .engine.interfaces import Batch
-    from .engine.run.project import Project
+    from .engine.loading.store import Store
+    from .engine.training.project import Project
 
 SAMPLES = 120  # the first days of the validation split
 DRAWN = 3  # stocks to plot over time

@@ -16,7 +16,7 @@ from ..trained import add_flags, collected, open_run, output_path, prediction_lo
 
 if TYPE_CHECKING:
     from ..dataset import Plan
-    from ..engine.data.store import Store
+    from ..engine.loading.store import Store
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,7 +27,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add_input(parser, title, required=False)
 
 
-def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
+def main(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     """Write `prediction` (n, P), `date` and `ticker` (n,), and `horizons` (P,)."""
     import numpy as np
 
@@ -52,7 +52,7 @@ def write_new(path: Path, flags: dict[str, Any], trained: Store, folder: Path) -
     Stocks may be new, because no weight belongs to a stock.
     """
     from ..dataset import panel
-    from ..engine.data.store import StoreWriter
+    from ..engine.loading.store import StoreWriter
     from ..settings import WORKLOAD
 
     plan = plan_of_training(trained.facts)

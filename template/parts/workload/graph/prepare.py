@@ -13,7 +13,7 @@ from ..prepare.stocks import long_enough, read_stocks
 
 if TYPE_CHECKING:
     from ..dataset import Arrays, Plan, Stock
-    from ..engine.data.store import StoreWriter
+    from ..engine.loading.store import StoreWriter
 
     Stocks = dict[str, Stock]
 
@@ -70,9 +70,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
+def main(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     """Read all prices, then compute features, targets and graphs."""
-    from ..engine.data.store import StoreWriter, check_folder
+    from ..engine.loading.store import StoreWriter, check_folder
     from ..settings import WORKLOAD
 
     plan = plan_of(arguments)

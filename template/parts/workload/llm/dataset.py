@@ -22,9 +22,9 @@ import torch
 
 from .bytepairs import Byte, Pairs, Tokenizer
 from .engine import interfaces
-from .engine.data.store import Store, StoreWriter
 from .engine.errors import UserError
 from .engine.interfaces import Batch, Rows, Spans
+from .engine.loading.store import Store, StoreWriter
 from .prepare.documents import PIECE, Piece, documents
 from .prepare.splits import SPLITS
 from .settings import WORKLOAD

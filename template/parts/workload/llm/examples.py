@@ -11,7 +11,7 @@ from .tokenizer import restore
 
 if TYPE_CHECKING:
     from .engine.interfaces import Batch
-    from .engine.run.project import Project
+    from .engine.training.project import Project
 
 SAMPLES = 1  # the minimum, which is one batch
 TEXTS = 2  # texts of the validation split

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from ..bytepairs import Tokenizer
-    from ..engine.data.store import StoreWriter
+    from ..engine.loading.store import StoreWriter
 
 FEW_FILES = 20  # with fewer files, whole files are too coarse: split the text by position
 
@@ -69,10 +69,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=int, default=0, metavar="N", help="seed of the shuffle (default: 0)")
 
 
-def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
+def main(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     """Find copies and learn the vocabulary, then write the tokens."""
     from ..dataset import write
-    from ..engine.data.store import check_folder
+    from ..engine.loading.store import check_folder
 
     split_shares(arguments.split)
     check_vocabulary(arguments)

@@ -30,9 +30,9 @@ from torch.nn import functional
 
 from .bytepairs import Byte, Tokenizer
 from .engine import interfaces
-from .engine.data.buckets import Buckets
-from .engine.data.store import Store, StoreWriter
 from .engine.interfaces import Batch, Rows, Spans
+from .engine.loading.buckets import Buckets
+from .engine.loading.store import Store, StoreWriter
 from .settings import WORKLOAD
 
 IGNORE = -100

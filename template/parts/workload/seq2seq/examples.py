@@ -8,12 +8,12 @@ from __future__ import annotations
 from difflib import SequenceMatcher
 from typing import TYPE_CHECKING
 
-from .engine.log.report import table
+from .engine.monitoring.report import table
 from .tokenizer import restore, text_of
 
 if TYPE_CHECKING:
     from .engine.interfaces import Batch
-    from .engine.run.project import Project
+    from .engine.training.project import Project
 
 SAMPLES = 1  # the minimum, which is one batch
 PAIRS = 16  # pairs of that batch to show

@@ -18,9 +18,9 @@ from ..texts import check_text
 from ..trained import add_flags, open_run, output_path
 
 if TYPE_CHECKING:
-    from ..engine.data.loader import Loader
-    from ..engine.data.store import Store
     from ..engine.interfaces import Batch
+    from ..engine.loading.loader import Loader
+    from ..engine.loading.store import Store
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,9 +62,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
+def main(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     """Write a JSON object with source and prediction for each pair, and with target for a split."""
-    from ..engine.data.store import Store
+    from ..engine.loading.store import Store
 
     if arguments.beams < 1 or arguments.max_tokens < 0:
         what = "invalid number of beams or tokens"
@@ -132,7 +132,7 @@ def predict(project: Any, loader: Loader, arguments: argparse.Namespace) -> list
     """Return `source`, `prediction` and `target` of each pair, in the order of the dataset."""
     from tqdm import tqdm
 
-    from ..engine.run.evaluation import predictions
+    from ..engine.training.evaluation import predictions
     from ..tokenizer import restore, text_of
 
     tokenizer = restore(project.store.facts["tokenizer"])

@@ -134,10 +134,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
+def main(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     """Read all pairs, learn the tokenizer from the training pairs, and write the tokens."""
     from ..dataset import write
-    from ..engine.data.store import check_folder
+    from ..engine.loading.store import check_folder
 
     check(arguments)
     inputs = (arguments.input, arguments.validation, arguments.test)
@@ -157,7 +157,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     too_long = Counter[str]()
     splits = {}
     for name in SPLITS:
-        splits[name] = encode(arguments, tokenizer, name, texts[name], too_long)
+        splits[name] = encode_pairs(arguments, tokenizer, name, texts[name], too_long)
     store = write(folder, tokenizer, splits, facts, source)
     sizes = [f"{last - first:,} {split}" for split, (first, last) in store.splits.items()]
     print(f"{'pairs:':14}{', '.join(sizes)}")
@@ -247,7 +247,7 @@ def count_shared(splits: dict[str, Split]) -> int:
     return int(np.isin(np.concatenate(sources[1:]), sources[0]).sum())
 
 
-def encode(
+def encode_pairs(
     arguments: argparse.Namespace,
     tokenizer: Tokenizer,
     split: str,

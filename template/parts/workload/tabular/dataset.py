@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from .engine import interfaces
-from .engine.data.store import Store, StoreWriter
 from .engine.interfaces import Batch, Rows, Spans
+from .engine.loading.store import Store, StoreWriter
 from .prepare.rows import Table, describe, write
 from .prepare.splits import borders
 from .settings import WORKLOAD

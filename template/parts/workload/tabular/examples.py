@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from matplotlib.figure import Figure
 
-from .engine.log.report import table
+from .engine.monitoring.report import table
 from .prepare.rows import file_rows
 
 if TYPE_CHECKING:
     from .engine.interfaces import Batch
-    from .engine.run.project import Project
+    from .engine.training.project import Project
 
 SAMPLES = 2000  # the first ones of the validation split
 WORST = 8
@@ -38,7 +38,7 @@ def examples(batch: Batch, predictions: Batch, project: Project) -> dict[str, Fi
     worst = {name: values[order] for name, values in columns.items()}
     return {
         "predictions": scatter(target, prediction, facts["name"]),
-        "worst": markdown(f"Worst of {len(error):,} rows", worst),
+        "worst": table_of_rows(f"Worst of {len(error):,} rows", worst),
     }
 
 
@@ -73,10 +73,10 @@ def classes(target: np.ndarray, prediction: np.ndarray, names: list[str]) -> str
             columns[f"as {name}"] = count
     else:
         title += f", without the confusion matrix of more than {MATRIX} classes"
-    return markdown(title, columns)
+    return table_of_rows(title, columns)
 
 
-def markdown(title: str, columns: dict[str, np.ndarray]) -> str:
+def table_of_rows(title: str, columns: dict[str, np.ndarray]) -> str:
     """Return a table of columns with these names, (N,) each."""
     cells = [values.tolist() for values in columns.values()]
     return "\n".join(table(title, tuple(columns), list(zip(*cells, strict=True))))

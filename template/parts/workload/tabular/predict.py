@@ -14,7 +14,7 @@ from ..trained import add_flags, collected, open_run, output_path, prediction_lo
 if TYPE_CHECKING:
     import numpy as np
 
-    from ..engine.data.store import Store
+    from ..engine.loading.store import Store
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,7 +24,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add_input(parser, title, required=False, times=False)
 
 
-def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
+def main(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     """Write a CSV file with the `prediction` for each row of the split or the input.
 
     `row` is the number of the row in its file, from 1; of several files, in all of them together.
@@ -69,7 +69,7 @@ def write_new(path: Path, flags: dict[str, Any], trained: Store, folder: Path) -
     """Write a table as a dataset into `folder`, with the metadata of the training data."""
     import numpy as np
 
-    from ..engine.data.store import StoreWriter
+    from ..engine.loading.store import StoreWriter
     from ..prepare.columns import read_table
     from ..prepare.rows import write
     from ..prepare.tables import Source

@@ -31,11 +31,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--drop", action="append", default=[], metavar="COLUMN", help=text)
 
 
-def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
+def main(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     """Read the file once, compute the metadata from the training rows, then write all rows."""
     import numpy as np
 
-    from ..engine.data.store import StoreWriter, check_folder
+    from ..engine.loading.store import StoreWriter, check_folder
     from ..prepare.columns import read_table
     from ..prepare.rows import describe, print_columns, print_copies, write
     from ..prepare.tables import Source

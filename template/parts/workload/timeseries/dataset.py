@@ -13,9 +13,9 @@ import numpy as np
 import torch
 
 from .engine import interfaces
-from .engine.data.store import Store, StoreWriter
 from .engine.errors import UserError
 from .engine.interfaces import Batch, Rows, Spans
+from .engine.loading.store import Store, StoreWriter
 from .prepare.series import (
     Series,
     check_step,

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from .engine.interfaces import Batch
-    from .engine.run.project import Project
+    from .engine.training.project import Project
 
 SAMPLES = 1000  # the first ones of the validation split
 

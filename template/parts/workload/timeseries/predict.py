@@ -19,7 +19,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add_input(parser, new, required=False)
 
 
-def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
+def main(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     """Write `prediction` for each window, `time`, the last known row, and the target `columns`."""
     import numpy as np
 

@@ -57,9 +57,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
+def main(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     """Read, check and write the series, and print a summary."""
-    from ..engine.data.store import StoreWriter, check_folder
+    from ..engine.loading.store import StoreWriter, check_folder
     from ..prepare.series import count_windows, describe, describe_frame, read_series
     from ..prepare.tables import Source, place_of
     from ..settings import WORKLOAD

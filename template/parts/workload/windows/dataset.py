@@ -15,10 +15,10 @@ import torch
 from tqdm import tqdm
 
 from .engine import interfaces
-from .engine.data.hdf5 import Hdf5Array, hdf5_arrays, missing_values, place_in, refer
-from .engine.data.store import Store, StoreWriter
 from .engine.errors import UserError
 from .engine.interfaces import Batch, Rows, Spans
+from .engine.loading.hdf5 import Hdf5Array, hdf5_arrays, missing_values, place_in, refer
+from .engine.loading.store import Store, StoreWriter
 from .prepare.scaling import Scaler
 from .settings import WORKLOAD
 

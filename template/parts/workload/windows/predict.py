@@ -18,7 +18,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--input", type=typed_path, metavar="FILE", help=text)
 
 
-def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
+def main(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     """Write `prediction` for each window."""
     import numpy as np
 

@@ -14,7 +14,7 @@ from ..prepare.fill import arrays_of
 from ..prepare.splits import borders, print_next
 
 if TYPE_CHECKING:
-    from ..engine.data.hdf5 import Hdf5Array
+    from ..engine.loading.hdf5 import Hdf5Array
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,10 +32,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--dtype", choices=["float32", "float16", "bfloat16"], help=text)
 
 
-def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
+def main(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     """Check every value, write a manifest that refers to the file, and print a summary."""
     from ..dataset import write_windows
-    from ..engine.data.store import check_folder
+    from ..engine.loading.store import check_folder
 
     folder = check_folder(load().data.path, arguments.input)
     path = Path(arguments.input)

@@ -27,10 +27,10 @@ from typing import NoReturn
 from .engine.errors import RANK, UserError, note
 from .engine.files import exists
 from .engine.plugins import names
-from .engine.run.explanations import explain
 from .engine.runs import check_processes, prepare_process, project_root, typed_path
 from .engine.settings import catalogue
 from .engine.sources import ENVIRONMENT, Layer, suggestion
+from .engine.training.explanations import explain
 from .settings import Settings
 
 CONFIG = Path("config.yaml")
@@ -47,7 +47,7 @@ def main(words: list[str] | None = None) -> int:
             stream.reconfigure(errors="replace")  # print `?` for what a terminal lacks
     listen(end)
     try:
-        return run(words)
+        return dispatch(words)
     except UserError as error:
         if "--debug" in words:
             raise
@@ -65,7 +65,7 @@ def main(words: list[str] | None = None) -> int:
         return CLOSED
 
 
-def run(words: list[str]) -> int:
+def dispatch(words: list[str]) -> int:
     """Find the command, load its settings and run it.
 
     Raises:
@@ -91,7 +91,7 @@ def run(words: list[str]) -> int:
         if errors or arguments.print_config:
             print(settings().to_yaml(), end="")  # raises the errors, if there are any
             return 0
-        return command.run(arguments, settings) or 0
+        return command.main(arguments, settings) or 0
     except (ImportError, OSError, RuntimeError, MemoryError) as error:
         explained = explain(error, command=name)
         if explained is None:

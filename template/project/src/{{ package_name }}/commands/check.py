@@ -28,7 +28,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--samples", type=int, default=2048, metavar="N", help=samples)
 
 
-def run(arguments: argparse.Namespace, load: Callable[[], Settings]) -> int:
+def main(arguments: argparse.Namespace, load: Callable[[], Settings]) -> int:
     """Run the checks, and print a line for each; skip those that depend on a failed check."""
     if arguments.samples < 1:
         what = f"cannot check {arguments.samples} samples"

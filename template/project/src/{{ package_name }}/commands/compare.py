@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import UserError
 from ..engine.files import read_json, replacing, write_text
-from ..engine.log.report import (
+from ..engine.monitoring.report import (
     Cells,
     Record,
     duration,
@@ -40,7 +40,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--run", "--runs", dest="runs", nargs="+", help="the same")
 
 
-def run(arguments: argparse.Namespace, load: Any) -> None:
+def main(arguments: argparse.Namespace, load: Any) -> None:
     """Write the page and its plot; print the table and the path of the page."""
     # If there is no run at all, `find_run` raises the error.
     folders = [find_run(name) for name in arguments.runs or all_runs()] or [find_run()]

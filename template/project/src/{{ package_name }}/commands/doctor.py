@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..engine.run.environment import device_line, versions
 from ..engine.runs import COMPILED
+from ..engine.training.environment import device_line, versions
 
 if TYPE_CHECKING:
     from ..settings import Settings
@@ -19,7 +19,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """There are no flags."""
 
 
-def run(arguments: argparse.Namespace, load: Callable[[], Settings]) -> None:
+def main(arguments: argparse.Namespace, load: Callable[[], Settings]) -> None:
     """Build what training builds, and print its state. What fails is an error, as in training."""
     settings = load()
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..engine.compute import gpu_table
 from ..engine.errors import UserError
-from ..engine.log.report import Record, numbers
+from ..engine.monitoring.report import Record, numbers
 from ..engine.sources import read
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--price", nargs="+", action="extend", metavar="NAME=X", default=[], help=price)
 
 
-def run(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
+def main(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
     """Print a table with the fastest card first, or the cheapest one if there are prices."""
     names = arguments.gpu or gpu_table.table()
     keys = [known(name, "--gpu") for name in names if name != "cpu"]
@@ -64,8 +64,8 @@ def counter(settings: Settings) -> tuple[Callable[[str, bool], Costs], int]:
 
     from ..assemble import open_store
     from ..dataset import Samples
-    from ..engine.data.loader import Loader
-    from ..engine.run.project import make_order
+    from ..engine.loading.loader import Loader
+    from ..engine.training.project import make_order
     from ..measure.costs import count
     from ..model import build_model
 
@@ -179,23 +179,23 @@ def hours(value: float) -> str:
     return f"{value * 3600:.1f} s"
 
 
-def report_lines(run: Path) -> list[str]:
+def report_lines(folder: Path) -> list[str]:
     """Return report lines with the price of a run, at the price per hour in its settings."""
     try:
-        settings = read(run / "config.resolved.yaml")
+        settings = read(folder / "config.resolved.yaml")
         price = float(settings["estimate.price_per_hour"])
     except (UserError, KeyError, TypeError, ValueError):
         return []  # a run from before this command was added, or a damaged file
-    seconds = seconds_spent(run)
+    seconds = seconds_spent(folder)
     if not price or not seconds:
         return []
     money = f"{seconds / 3600 * price:,.4g} at {price:g} an hour"
     return ["## Money", "", f"{money}: training, evaluations and checkpoints."]
 
 
-def seconds_spent(run: Path) -> float:
+def seconds_spent(folder: Path) -> float:
     """Return the seconds of training, evaluations and checkpoints of a run, without pauses."""
-    record = Record(run)
+    record = Record(folder)
     seconds = 0.0
     previous = 0
     for step, step_ms in numbers(record.training, "step_ms").items():

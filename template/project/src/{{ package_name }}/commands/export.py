@@ -93,7 +93,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--int8", action="store_true", help=int8)
 
 
-def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
+def main(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     """Write the export folder, and print its files and their sizes."""
     folder, project, step = open_run(arguments, load)
     output = make_folder(arguments.output or folder / "export")
@@ -151,8 +151,8 @@ def write_int8(
     loader: Any,
 ) -> None:
     """Write int8 weights, and print how the metrics of a split change."""
-    from ..engine.log.report import show
-    from ..engine.run.evaluation import evaluate
+    from ..engine.monitoring.report import show
+    from ..engine.training.evaluation import evaluate
 
     def measure() -> dict[str, float]:
         exported = replace(project, wrapped=model.to(project.device))

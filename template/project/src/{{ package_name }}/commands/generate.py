@@ -30,9 +30,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--output", type=typed_path, metavar="FILE", help="also write the text to this file")
 
 
-def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
+def main(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     """Print the prompt and its continuation, up to the end of the document."""
-    check(arguments)
+    check_choices(arguments)
     _, project, _ = open_run(arguments, load, needs_data=False)
 
     import torch
@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
             file.write(text + b"\n")
 
 
-def check(arguments: argparse.Namespace) -> None:
+def check_choices(arguments: argparse.Namespace) -> None:
     """Raise `UserError` for a value that cannot be used."""
     from ..texts import check_text
 

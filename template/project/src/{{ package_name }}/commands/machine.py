@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from ..engine.compute import gpus
 from ..engine.compute.gpu_table import match
 from ..engine.errors import UserError
-from ..engine.run.explanations import explain
 from ..engine.sources import read
+from ..engine.training.explanations import explain
 
 if TYPE_CHECKING:
     from ..settings import Settings
@@ -36,7 +36,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(arguments: argparse.Namespace, load: Callable[[], Settings]) -> int:
+def main(arguments: argparse.Namespace, load: Callable[[], Settings]) -> int:
     """Run every check, even if an earlier one failed."""
     settings = load()
     card = gpus.this_card()

@@ -28,7 +28,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, default=20, metavar="N", help=steps)
 
 
-def run(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
+def main(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
     """Profile the configuration, print the page, and write `trace/`."""
     if arguments.steps < 1:
         raise UserError(f"cannot time {arguments.steps} steps", "--steps", "use at least 1")

@@ -12,9 +12,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add_run(parser)
 
 
-def run(arguments: argparse.Namespace, load: Any) -> None:
+def main(arguments: argparse.Namespace, load: Any) -> None:
     """Write the report, also of a run that is still training; print a summary and its path."""
-    from ..engine.log.report import write_report
+    from ..engine.monitoring.report import write_report
 
     folder = find_run(arguments.run)
     for name, text in write_report(folder):

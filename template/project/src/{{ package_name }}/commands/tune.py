@@ -23,7 +23,7 @@ from ..engine.files import replacing, write_text
 from ..measure.trials import Failed, Overrides, Trials, card_here
 
 if TYPE_CHECKING:
-    from ..engine.data.store import Store
+    from ..engine.loading.store import Store
     from ..settings import Settings
 
 OUTPUT = Path("tuned.yaml")
@@ -80,7 +80,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--trials", type=int, metavar="N", help="trials of --search (default: 20)")
 
 
-def run(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
+def main(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
     """Write tuned.yaml, or learning_rate.png."""
     settings = load()
     minutes = 10.0 if arguments.minutes is None else arguments.minutes

@@ -150,7 +150,7 @@ class Model(Protocol):
 class Hook(Protocol):
     """The class `Hook` of a file in `hooks/`: any of these methods, called on every rank.
 
-    `run` is an `engine.run.run.Run`.
+    `run` is an `engine.training.run.Run`.
     """
 
     trials: bool  # False: not called in the short runs of benchmark and tune (default: True)

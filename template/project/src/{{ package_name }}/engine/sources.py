@@ -86,7 +86,7 @@ def read(path: Path) -> dict[str, Any]:
         what = f"cannot read it as YAML ({' '.join(str(error).split())})"
         raise UserError(what, str(path), "give a file of YAML in UTF-8") from error
     if not isinstance(tree, dict):
-        what = f"found {show(tree)} instead of settings"
+        what = f"found {value_text(tree)} instead of settings"
         raise UserError(what, str(path), "write `section.key: value`")
     return tree
 
@@ -142,6 +142,6 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     return "remove it, or see `train --help`"
 
 
-def show(value: object) -> str:
+def value_text(value: object) -> str:
     """Show a wrong value in an error line: short, and on one line."""
     return shortened(value)[:60]

@@ -9,10 +9,10 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import UserError, UserErrors
-from ..engine.run.explanations import advice
+from ..engine.training.explanations import advice
 
 if TYPE_CHECKING:
-    from ..engine.run.run import Run
+    from ..engine.training.run import Run
 
 LARGER_BATCH = "raise data.batch_size ({settings.data.batch_size})"
 # The kinds of time that are an alert: above which fraction of the time, and what to do.

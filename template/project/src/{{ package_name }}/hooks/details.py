@@ -13,7 +13,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from ..engine.files import NUMBER, read_json, read_rows, replacing, write_text
-from ..engine.log.report import (
+from ..engine.monitoring.report import (
     NO_METRICS,
     Cells,
     Record,
@@ -47,12 +47,12 @@ SPEED: dict[str, tuple[str, Callable[[list[float]], float]]] = {
 }
 
 
-def report_lines(run: Path) -> list[str]:
+def report_lines(folder: Path) -> list[str]:
     """Write `metrics.csv` and `details.png` of a run; return tables for report.md."""
-    record = Record(run)
-    environment = read_json(run / "env.json", argv=list, versions=dict, optimizations=list)
-    write_csv(run / "metrics.csv", read_rows(run / "metrics.jsonl"))
-    with replacing(run / "details.png") as file:
+    record = Record(folder)
+    environment = read_json(folder / "env.json", argv=list, versions=dict, optimizations=list)
+    write_csv(folder / "metrics.csv", read_rows(folder / "metrics.jsonl"))
+    with replacing(folder / "details.png") as file:
         curves(record).savefig(file)
     optimizations = []
     for row in environment.get("optimizations", []):
@@ -61,7 +61,7 @@ def report_lines(run: Path) -> list[str]:
     sections = [
         ["![details](details.png)"],
         table("Losses and metrics", *losses(record)),
-        evaluation(read_json(run / "evaluation.json", metrics=dict)),
+        evaluation(read_json(folder / "evaluation.json", metrics=dict)),
         table("Speed and memory", ("", ""), speed(record.training)),
         table("Optimizations", ("", "state", "why"), optimizations),
         table("Machine and versions", ("", ""), machine(record, environment)),

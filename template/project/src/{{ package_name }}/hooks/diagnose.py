@@ -20,7 +20,7 @@ from ..measure.memory_estimate import check_forward, check_rows
 from ..measure.nonfinite import explain_non_finite
 
 if TYPE_CHECKING:
-    from ..engine.run.run import Run
+    from ..engine.training.run import Run
 
 
 class Hook:

@@ -18,8 +18,8 @@ from ..engine.errors import UserError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..engine.run.checkpoint import Checkpoint, State
-    from ..engine.run.run import Run
+    from ..engine.training.checkpoint import Checkpoint, State
+    from ..engine.training.run import Run
 
 AVERAGED = "averaged"  # the value of `--weights` that selects the averages
 
@@ -74,7 +74,7 @@ class Hook:
     @contextmanager
     def evaluating(self, run: Run) -> Iterator[None]:
         """Measure the averages before the weights: a resume after a signal then measures both."""
-        from ..engine.run.evaluation import evaluate
+        from ..engine.training.evaluation import evaluate
 
         project = run.project
         self._exchange(project.model)

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from ..engine.compute.optimization import Optimization
-    from ..engine.run.project import Project
-    from ..engine.run.run import Run
+    from ..engine.training.project import Project
+    from ..engine.training.run import Run
 
     Tensors = dict[str, Tensor]
 
@@ -174,7 +174,7 @@ def _read_file(path: Path) -> Tensors:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    from ..engine.run.checkpoint import read_plain
+    from ..engine.training.checkpoint import read_plain
 
     if path.suffix != ".safetensors":
         return _weights_in(read_plain(path), path)
@@ -186,7 +186,7 @@ def _read_file(path: Path) -> Tensors:
 
 
 def _read_checkpoint(folder: Path, which: str, project: Project) -> tuple[Path, Tensors]:
-    from ..engine.run.checkpoint import Checkpoint, step_name
+    from ..engine.training.checkpoint import Checkpoint, step_name
 
     checkpoint = Checkpoint(folder, project.distributed)
     state = checkpoint.find(which)

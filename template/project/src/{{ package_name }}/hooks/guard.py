@@ -13,12 +13,12 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from ..engine.data.store import Store
 from ..engine.errors import UserError
 from ..engine.files import digest, read_json, write_json
+from ..engine.loading.store import Store
 
 if TYPE_CHECKING:
-    from ..engine.run.run import Run
+    from ..engine.training.run import Run
 
 VERIFIED = "verified.json"  # in the data folder: which files were compared, and when
 VERIFY_DAYS = 30  # after so many days, a file is compared with its checksum again

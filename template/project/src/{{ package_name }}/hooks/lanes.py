@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..engine.run.run import Run
+    from ..engine.training.run import Run
 
 
 class Hook:

@@ -21,9 +21,9 @@ from ..engine.runs import CONFIG, check_links, is_run
 
 if TYPE_CHECKING:
     from ..engine.compute.distributed import Distributed
-    from ..engine.run.checkpoint import Checkpoint
-    from ..engine.run.run import Run
     from ..engine.sources import Layer
+    from ..engine.training.checkpoint import Checkpoint
+    from ..engine.training.run import Run
     from ..settings import Settings
 
 SAME = ("model.", "finetune.init_from", "finetune.phases")  # in all phases, dropout excepted
@@ -134,7 +134,7 @@ class Phases:
         return self.distributed.gather_objects(status)[0]
 
     def _checkpoint(self, folder: Path, number: int) -> Checkpoint:
-        from ..engine.run.checkpoint import Checkpoint
+        from ..engine.training.checkpoint import Checkpoint
 
         return Checkpoint(folder / f"phase-{number}" / "checkpoints", self.distributed)
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
 
     from ..engine.interfaces import Batch
-    from ..engine.run.run import Run
+    from ..engine.training.run import Run
 
 
 class Hook:

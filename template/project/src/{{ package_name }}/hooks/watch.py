@@ -18,14 +18,14 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
-from ..engine.log.report import Row, show, table
+from ..engine.monitoring.report import Row, show, table
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
     from ..engine.interfaces import Batch
-    from ..engine.run.run import Run
+    from ..engine.training.run import Run
 
 COLUMNS = {
     "gpu_percent": "GPU busy, %",
@@ -397,11 +397,11 @@ def judge(waits: float, roof: float, means: Sample, settings: Any) -> tuple[str,
     return kind, f"{kind}: {what}: {why}: {remedy}"
 
 
-def report_lines(run: Path) -> list[str]:
+def report_lines(folder: Path) -> list[str]:
     """Return a table for report.md with median, minimum and maximum of each column."""
     columns: dict[str, list[float]] = defaultdict(list)
     try:
-        with open(run / "system.csv", encoding="utf-8", newline="") as file:
+        with open(folder / "system.csv", encoding="utf-8", newline="") as file:
             for sample in csv.DictReader(file):
                 for name, cell in sample.items():
                     with contextlib.suppress(TypeError, ValueError):  # empty, or cut off

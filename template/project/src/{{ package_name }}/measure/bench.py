@@ -17,11 +17,11 @@ from tqdm import tqdm
 from .. import dataset
 from ..assemble import open_store
 from ..engine.compute.precision import Precision, mean_and_clip
-from ..engine.data.rows import deliver, gather, mapped
 from ..engine.interfaces import Batch, Rows, Spans
+from ..engine.loading.rows import deliver, gather, mapped
 from ..engine.plugins import discover
-from ..engine.run.dry_run import check_model
-from ..engine.run.progress import seed_everything
+from ..engine.training.dry_run import check_model
+from ..engine.training.progress import seed_everything
 from ..model import build_model
 from ..optimizer import build_optimizer
 
@@ -121,7 +121,7 @@ class Bench:
         # Only HDF5 can read a compressed dataset, one span after the other.
         starts = np.ravel(spans.starts)
         lengths = np.ravel(spans.num_rows())
-        packed = discover("engine.data", "Hdf5Array")[0].Hdf5Array(**vars(array))
+        packed = discover("engine.loading", "Hdf5Array")[0].Hdf5Array(**vars(array))
         pieces = []
         for start, length in zip(starts, lengths, strict=True):
             pieces.append(packed.read(start, start + length))

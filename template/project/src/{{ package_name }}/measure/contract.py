@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from ..engine.compute.distributed import Distributed
 from ..engine.errors import UserError
 from ..engine.interfaces import Batch, Rows
-from ..engine.run.checkpoint import Checkpoint
-from ..engine.run.dry_run import FORWARD, check_output
-from ..engine.run.progress import seed_everything
+from ..engine.training.checkpoint import Checkpoint
+from ..engine.training.dry_run import FORWARD, check_output
+from ..engine.training.progress import seed_everything
 from .bench import (
     BETWEEN,
     CPU,

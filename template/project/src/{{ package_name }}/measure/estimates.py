@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from ..engine.compute.gpu_table import Gpu, table
+from ..engine.compute.gpu_table import Gpu, gpu_table
 from ..engine.compute.gpus import Card, resolve_precision
 from ..engine.errors import UserError
 from .costs import HALF, Costs, Device, Recorder, card
@@ -87,7 +87,7 @@ def estimates(
     known: dict[Any, Costs] = {}
     rows: list[dict[str, Any]] = []
     for key in ("cpu", *keys):
-        gpu = table().get(key)
+        gpu = gpu_table().get(key)
         try:
             resolved = resolve(precision, gpu)
         except UserError as error:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..engine.compute.gpus import Card
 from ..engine.files import read_json, replacing, write_json, write_text
-from ..engine.log.report import show, table
+from ..engine.monitoring.report import show, table
 from .trials import Failed, Overrides, Trials, spread
 
 if TYPE_CHECKING:
@@ -302,7 +302,7 @@ def rows_of(claim: Row, rows: list[Row]) -> tuple[Row, Row]:
 
 def environment(card: Card) -> Row:
     """Return what affects speed in addition to the settings."""
-    from ..engine.run.environment import git_state, versions
+    from ..engine.training.environment import git_state, versions
 
     facts: Row = {"device": card.name}
     if card.capability:

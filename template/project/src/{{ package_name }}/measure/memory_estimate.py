@@ -17,13 +17,13 @@ from torch.autograd.graph import saved_tensors_hooks
 from ..engine.compute.optimization import compiles
 from ..engine.errors import UserError
 from ..engine.interfaces import Batch
-from ..engine.run.dry_run import without_trace
+from ..engine.training.dry_run import without_trace
 from .host_memory import free_host_memory
 
 if TYPE_CHECKING:
-    from ..engine.data.order import Order
-    from ..engine.run.project import Project
+    from ..engine.loading.order import Order
     from ..engine.settings import EngineSettings
+    from ..engine.training.project import Project
 
 CPU = torch.device("cpu")
 NUM_PROBES = 64  # samples whose rows are counted

@@ -14,11 +14,11 @@ import torch
 from ..engine.compute.precision import own
 from ..engine.errors import NonFinite, UserError
 from ..engine.interfaces import Batch
-from ..engine.run.explanations import advice
+from ..engine.training.explanations import advice
 
 if TYPE_CHECKING:
-    from ..engine.run.project import Project
-    from ..engine.run.run import Run
+    from ..engine.training.project import Project
+    from ..engine.training.run import Run
 
 SHOWN = 4  # numbers of samples in an error
 OTHERS = 4  # batches, and samples of each, to evaluate before one sample is blamed

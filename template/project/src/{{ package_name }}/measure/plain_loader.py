@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset
 
-from ..engine.data.order import Order
-from ..engine.data.rows import deliver, gather, mapped
-from ..engine.data.store import Store
 from ..engine.interfaces import Batch, Rows
+from ..engine.loading.order import Order
+from ..engine.loading.rows import deliver, gather, mapped
+from ..engine.loading.store import Store
 
 
 class Reader(Dataset):

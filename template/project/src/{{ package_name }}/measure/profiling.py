@@ -19,13 +19,13 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 from tqdm import tqdm
 
-from ..engine.log.report import show, table
-from ..engine.run.environment import device_line
+from ..engine.monitoring.report import show, table
+from ..engine.training.environment import device_line
 from ..optimizer import learning_rate
 from ..train import take_step
 
 if TYPE_CHECKING:
-    from ..engine.run.run import Run
+    from ..engine.training.run import Run
 
 RANGE = "layer: "
 BACKWARD = "autograd::engine::evaluate_function: "

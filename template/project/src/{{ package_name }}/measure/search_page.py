@@ -8,7 +8,7 @@ from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..engine.files import replacing, write_text
-from ..engine.log.report import show, table
+from ..engine.monitoring.report import show, table
 from .trials import Overrides
 
 if TYPE_CHECKING:

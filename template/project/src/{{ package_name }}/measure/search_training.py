@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import UserError
 from ..engine.files import NUMBER, exists, lock, read_json, write_json
-from ..engine.log.report import Record
+from ..engine.monitoring.report import Record
 from .trials import SETTINGS, SOURCE
 
 if TYPE_CHECKING:
     from optuna import Study
     from optuna.trial import Trial
 
-    from ..engine.run.run import Run
+    from ..engine.training.run import Run
 
 JOURNAL = "journal.log"
 RESULT = "result.json"
@@ -93,7 +93,7 @@ def train(folder: Path, number: int) -> int:
     """Train with the folder's settings, or resume, and write the result."""
     from ..assemble import build_project
     from ..engine.compute.distributed import Distributed
-    from ..engine.run.session import Session
+    from ..engine.training.session import Session
     from ..settings import Settings
     from ..train import train as train_run
 

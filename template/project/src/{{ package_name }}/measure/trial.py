@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from ..assemble import build_project
 from ..engine.compute.distributed import Distributed
-from ..engine.run.session import Session
+from ..engine.training.session import Session
 
 if TYPE_CHECKING:
-    from ..engine.run.run import Run
+    from ..engine.training.run import Run
     from ..settings import Settings
 
 

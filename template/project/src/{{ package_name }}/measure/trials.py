@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from ..engine.compute.gpus import Card, this_card
 from ..engine.errors import UserError
 from ..engine.files import read_json
-from ..engine.log.report import Record
+from ..engine.monitoring.report import Record
 
 if TYPE_CHECKING:
     from ..settings import Settings

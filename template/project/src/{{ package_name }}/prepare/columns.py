@@ -13,10 +13,10 @@ import pyarrow as pa
 
 from ..engine.errors import UserError
 from .rows import Facts, Table
-from .tables import FLOAT32_MAX, HIDDEN, STRING, Block, Source, place_of
+from .tables import FLOAT32_MAX, HIDDEN, STRING, RowBlock, Source, place_of
 
 if TYPE_CHECKING:
-    from ..engine.data.store import StoreWriter
+    from ..engine.loading.store import StoreWriter
 
 FIX = "fix the cell, or see --missing, --decimal, --category, --drop and --task"
 FIX_TARGET = "fill it in, or remove the row; if it is a name, such as NA, add --keep-na"
@@ -108,7 +108,7 @@ def plain(cell: str, source: Source) -> str:
 # --- what a column holds
 
 
-def survey(block: Block) -> dict[str, str]:
+def survey(block: RowBlock) -> dict[str, str]:
     """Detect in the first block what each column holds: `number` or `category`; the target last."""
     flags = block.source.flags
     target = flags["target"]
@@ -120,19 +120,19 @@ def survey(block: Block) -> dict[str, str]:
     for name in block.columns:
         if name in [target, *flags["drop"]]:
             continue
-        kind = "category" if name in flags["category"] else kind_of(block, name)
+        kind = "category" if name in flags["category"] else column_kind(block, name)
         if kind:
             kinds[name] = kind
     if not kinds:
         what = "no column besides the target"
         raise UserError(what, str(block.path), "add a column to predict it from")
-    kinds[target] = kind_of_target(block, target)
+    kinds[target] = target_kind(block, target)
     for name in kinds:
         block.choose_type(name)
     return kinds
 
 
-def kind_of_target(block: Block, name: str) -> str:
+def target_kind(block: RowBlock, name: str) -> str:
     """Return the kind of the target. Raises `UserError` if the task does not fit the cells."""
     flags = block.source.flags
     if flags["task"] == "regression":
@@ -147,7 +147,7 @@ def kind_of_target(block: Block, name: str) -> str:
     return "category"
 
 
-def kind_of(block: Block, name: str) -> str:
+def column_kind(block: RowBlock, name: str) -> str:
     """Return the kind of a column: a number if at least half of its known cells are numbers.
 
     Times have none, and are left out.

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from ..engine.errors import UserError
 
 if TYPE_CHECKING:
-    from ..engine.data.hdf5 import Hdf5Array
-    from ..engine.data.store import Store
+    from ..engine.loading.hdf5 import Hdf5Array
+    from ..engine.loading.store import Store
 
 
 def write_new(path: Path, flags: dict[str, Any], trained: Store, folder: Path) -> None:
@@ -19,8 +19,8 @@ def write_new(path: Path, flags: dict[str, Any], trained: Store, folder: Path) -
     It has the metadata of the training data.
     """
     from ..dataset import check_values
-    from ..engine.data.hdf5 import refer
-    from ..engine.data.store import StoreWriter
+    from ..engine.loading.hdf5 import refer
+    from ..engine.loading.store import StoreWriter
 
     facts = trained.facts
     names = trained.source.get("datasets", ["features"])
@@ -38,7 +38,7 @@ def write_new(path: Path, flags: dict[str, Any], trained: Store, folder: Path) -
 
 def arrays_of(path: Path, names: list[str]) -> list[Hdf5Array]:
     """Return the named datasets of the file: `features`, and `targets` if there are two names."""
-    from ..engine.data.hdf5 import hdf5_arrays
+    from ..engine.loading.hdf5 import hdf5_arrays
 
     datasets = hdf5_arrays(path, *names)
     expected = (("features", "(N, T, F)"), ("targets", "(N, H)"))

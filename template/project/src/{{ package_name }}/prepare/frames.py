@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from ..engine.data.store import StoreWriter
 from ..engine.errors import UserError
+from ..engine.loading.store import StoreWriter
 from .series import JITTER, Series, count_windows, describe, describe_frame, is_close
 from .splits import borders
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from ..engine.data.store import Store, StoreWriter
 from ..engine.errors import UserError
+from ..engine.loading.store import Store, StoreWriter
 from .scaling import BLOCK_ROWS, Scaler
 
 # Rows are gathered and written in pieces of this size, which fit into the processor's cache.

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..engine.data.store import StoreWriter
 from ..engine.errors import UserError
+from ..engine.loading.store import StoreWriter
 
 if TYPE_CHECKING:
-    from .tables import Block, Source
+    from .tables import RowBlock, Source
 
 Facts = dict[str, Any]
 BLOCK_ROWS = 16_384  # fit into the cache of a processor
@@ -89,7 +89,7 @@ def read_series(
     return Series([*names], times, writer.appended(arrays[0]), find_step(times))
 
 
-def choose_columns(block: Block, time: str, drop: list[str]) -> list[str]:
+def choose_columns(block: RowBlock, time: str, drop: list[str]) -> list[str]:
     """Return the names of all columns but `time` and those to drop."""
     from .tables import place_of
 
@@ -118,7 +118,7 @@ def fill_gaps(column: np.ndarray, last: float) -> np.ndarray:
     return fill_null_forward(cells).to_numpy(zero_copy_only=False)[1:]
 
 
-def check_known(block: Block, name: str, column: np.ndarray) -> None:
+def check_known(block: RowBlock, name: str, column: np.ndarray) -> None:
     """Raise `UserError` for the first NaN in a column (rows,)."""
     is_missing = np.isnan(column)
     if is_missing.any():
@@ -126,7 +126,7 @@ def check_known(block: Block, name: str, column: np.ndarray) -> None:
         raise block.error("an empty cell", int(is_missing.argmax()), name, remedy)
 
 
-def read_times(block: Block, name: str, last: int) -> np.ndarray:
+def read_times(block: RowBlock, name: str, last: int) -> np.ndarray:
     """Return times (rows,) int64, or the numbers of the rows if `name` is `none`.
 
     last: the time of the row before. Raises `UserError` for a row that is not later than that.

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from ..dataset import Stock
-    from ..prepare.tables import Block, Source
+    from ..prepare.tables import RowBlock, Source
 
     Stocks = dict[str, Stock]
     Piece = tuple[np.ndarray, np.ndarray, list[str]]
@@ -84,7 +84,7 @@ def find_columns(written: list[str], path: Path) -> dict[str, str]:
     return dict(zip(names, written, strict=True))
 
 
-def tickers_of(block: Block, column: dict[str, str], path: Path) -> tuple[np.ndarray, list[str]]:
+def tickers_of(block: RowBlock, column: dict[str, str], path: Path) -> tuple[np.ndarray, list[str]]:
     """Return the index (n,) of each row's ticker in a list, and the list."""
     import numpy as np
 
@@ -103,7 +103,7 @@ def tickers_of(block: Block, column: dict[str, str], path: Path) -> tuple[np.nda
     return places, encoded.dictionary.to_pylist()
 
 
-def dates(block: Block, name: str) -> np.ndarray:
+def dates(block: RowBlock, name: str) -> np.ndarray:
     """Return days since 1970 (rows,). Raises `UserError`, with the row, for an invalid date."""
     import numpy as np
     import pyarrow as pa

@@ -109,7 +109,7 @@ class Source:
         # With --keep-na, these words are names in texts only.
         return np.nan if cell in MISSING else np.inf
 
-    def blocks(self) -> Iterator[Block]:
+    def blocks(self) -> Iterator[RowBlock]:
         """Yield all rows, block by block. Raises `UserError` for files that are not a table."""
         names: Iterable[str] = ()  # of the columns of the first file
         for path in self.files:
@@ -117,7 +117,7 @@ class Source:
             try:
                 for batch in tqdm(self._batches(path), path.name, leave=False, disable=None):
                     batch.validate(full=True)  # a damaged one could end the process
-                    block = Block(self, path, row, len(batch), columns_of(batch, path))
+                    block = RowBlock(self, path, row, len(batch), columns_of(batch, path))
                     row += len(batch)
                     if len(batch) and block.columns:
                         names = names or block.columns.keys()
@@ -254,7 +254,7 @@ def place_of(name: str, names: Iterable[str], path: Path) -> int:
 
 
 @dataclass(frozen=True)
-class Block:
+class RowBlock:
     """Rows that follow each other in a file."""
 
     source: Source

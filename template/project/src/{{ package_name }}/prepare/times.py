@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from .tables import Block
+from .tables import RowBlock
 
 ISO = "ISO 8601 (2024-01-31 16:00:00)"
 OFFSET = "ISO 8601 with an offset (2024-01-31 16:00:00+01:00)"
@@ -26,7 +26,7 @@ YEAR_10_000 = 253_402_300_800  # in seconds since 1970; other units have larger 
 TYPES = {ISO: pa.timestamp("us"), OFFSET: pa.timestamp("us", "UTC")}
 
 
-def block_times(block: Block, name: str, remedy: str) -> np.ndarray:
+def block_times(block: RowBlock, name: str, remedy: str) -> np.ndarray:
     """Return the times of a column (rows,) datetime64[s], in UTC if they have offsets.
 
     Raises `UserError` for a cell that is not a time in the format of `--time-format`. Without that
@@ -40,7 +40,7 @@ def block_times(block: Block, name: str, remedy: str) -> np.ndarray:
         seconds = np.floor(block.parse(name) / UNITS[time_format])
         times = pa.array(seconds, mask=~(np.abs(seconds) < YEAR_10_000))
     else:
-        times = read_times(column, time_format)
+        times = parse_times(column, time_format)
     row = pc.index(times.is_null(), True).as_py()
     if row >= 0:
         cell = column[row].as_py() or ""
@@ -48,7 +48,7 @@ def block_times(block: Block, name: str, remedy: str) -> np.ndarray:
     return times.to_numpy(zero_copy_only=False).astype("M8[s]")
 
 
-def read_times(cells: pa.Array, time_format: str) -> pa.Array:
+def parse_times(cells: pa.Array, time_format: str) -> pa.Array:
     """Return times; null for missing and invalid cells.
 
     cells: times, or texts that have the format.

@@ -31,7 +31,7 @@ class Gpu:
 
 
 @cache
-def table() -> dict[str, Gpu]:
+def gpu_table() -> dict[str, Gpu]:
     """Return every GPU of the table by its key."""
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast with libyaml
     rows: Any = yaml.load(TABLE.read_text(encoding="utf-8"), loader)
@@ -46,7 +46,7 @@ def match(card: Card) -> tuple[Gpu | None, str]:
     """
     name = card.name.strip().removeprefix("NVIDIA ").strip()
     matching = []
-    for gpu in table().values():
+    for gpu in gpu_table().values():
         if name not in gpu.aliases or card.sm_count != gpu.sm_count:
             continue
         # Reported GiB against sold GB: error correction and the driver keep up to 9 % (T4 14.6 of

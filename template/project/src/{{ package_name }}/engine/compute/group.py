@@ -42,13 +42,13 @@ class Group:
     store: Any = None  # of the processes that have met
 
     def __init__(self) -> None:
-        self.world = number("WORLD_SIZE", 1)
+        self.world = number_in("WORLD_SIZE", 1)
         self.rank = 0
         local_rank = 0
         # Without others, what an earlier launch left in the environment has no meaning.
         if self.world > 1:
-            self.rank = number("RANK", 0)
-            local_rank = number("LOCAL_RANK", 0)
+            self.rank = number_in("RANK", 0)
+            local_rank = number_in("LOCAL_RANK", 0)
         if not 0 <= self.rank < self.world:
             what = "a rank must be below the number of processes"
             where = f"RANK={self.rank}, WORLD_SIZE={self.world}"
@@ -109,16 +109,16 @@ class Group:
 
     def restarted(self, name: str | None = None) -> Path | None:
         """Return the run that this job had before `torchrun --max-restarts` restarted it."""
-        restarts = self.gather_objects(number("TORCHELASTIC_RESTART_COUNT", 0))
+        restarts = self.gather_objects(number_in("TORCHELASTIC_RESTART_COUNT", 0))
         if max(restarts) == 0:  # hosts may count differently
             return None
         return self.gather_objects(self._run_of_job(name))[0]
 
     def _run_of_job(self, name: str | None) -> Path | None:
-        for run in reversed(all_runs()):
-            mark = run / JOB
+        for folder in reversed(all_runs()):
+            mark = folder / JOB
             if mark.exists() and mark.read_text() == job():
-                return run
+                return folder
         if name and is_run(RUNS / name):
             return RUNS / name
         return None
@@ -207,18 +207,18 @@ class RankGone(UserError):
     """Another rank has ended before this one."""
 
 
-def explain(error: BaseException | None) -> UserError | None:
+def explain_failure(error: BaseException | None) -> UserError | None:
     """Return why another rank has ended, if that is why an exchange has failed."""
     is_of_exchange = isinstance(error, dist.DistError) or "gloo" in str(error)
     if Group.store is None or not is_of_exchange:
         return None
     with contextlib.suppress(RuntimeError, OSError):
         # Of a store that is gone, torch would print a page.
-        address = (os.environ["MASTER_ADDR"], number("MASTER_PORT", 0))
+        address = (os.environ["MASTER_ADDR"], number_in("MASTER_PORT", 0))
         socket.create_connection(address, PATIENCE).close()
         Group.store.wait([REASON], timedelta(seconds=PATIENCE))
         gone = RankGone(Group.store.get(REASON).decode())
-        gone.reported = number("RANK", 0) > 0  # the rank that failed and rank 0 say it
+        gone.reported = number_in("RANK", 0) > 0  # the rank that failed and rank 0 say it
         return gone
     remedy = "its own output says why; `train --resume` continues from the newest checkpoint"
     return RankGone("another process of this run is gone", "torch.distributed", remedy)
@@ -293,7 +293,7 @@ def meet(store: Any, rank: int, world: int) -> str:
     return word
 
 
-def number(name: str, default: int) -> int:
+def number_in(name: str, default: int) -> int:
     """Read an environment variable of the launcher. Raises `UserError` if it is not a number."""
     text = os.environ.get(name, str(default))
     if not text.isdigit():

@@ -18,17 +18,17 @@ if TYPE_CHECKING:
     import torch
 
 
-def write_environment(run: Path, device: torch.device, **facts: object) -> None:
+def write_environment(folder: Path, device: torch.device, **facts: object) -> None:
     """Write env.json: versions, device, commit, command, `facts`, when the first call started."""
     environment = {
         "versions": versions(),
         "gpu": device_line(device),
         "git": git_state(),
         **facts,
-        "started": started(run),
+        "started": started(folder),
         "argv": [without_secrets(word) for word in sys.argv[1:]],
     }
-    write_json(run / "env.json", environment)
+    write_json(folder / "env.json", environment)
 
 
 def device_line(device: torch.device) -> str:

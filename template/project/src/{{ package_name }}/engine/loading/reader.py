@@ -97,7 +97,7 @@ def open_source(array: Array) -> Plain | Filtered:
     return Plain(array, *table)
 
 
-class Block(NamedTuple):
+class ReadBlock(NamedTuple):
     """The unit that a thread reads: rows of one array."""
 
     source: Plain | Filtered
@@ -132,7 +132,7 @@ class Reader:
         gpu = self._stream.device
         self._pool = ThreadPoolExecutor(threads, "chunk-reader", torch.cuda.set_device, (gpu,))
 
-    def fill(self, block: Block, free: Any) -> Future:
+    def fill(self, block: ReadBlock, free: Any) -> Future:
         """Start reading a block; the result is a CUDA event, None on a CPU.
 
         free: event after which the GPU no longer uses what the block's memory held before.
@@ -141,7 +141,7 @@ class Reader:
             return self._pool.submit(_read, block, block.memory)
         return self._pool.submit(self._through_host, block, free)
 
-    def _through_host(self, block: Block, free: Any) -> Any:
+    def _through_host(self, block: ReadBlock, free: Any) -> Any:
         host, copied = self._staging.get()
         try:
             copied.synchronize()  # the copy of an earlier block
@@ -172,7 +172,7 @@ class Reader:
                 torch.cuda.synchronize(self.device)
 
 
-def _read(block: Block, memory: Tensor) -> None:
+def _read(block: ReadBlock, memory: Tensor) -> None:
     """Read the rows of a block into `memory`."""
     view = memory.numpy().data
     row_bytes = block.source.array.row_bytes

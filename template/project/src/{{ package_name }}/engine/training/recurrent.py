@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from ..data.order import Order
 from ..interfaces import Batch
+from ..loading.order import Order
 
 State = Any
 """Nested tuples, lists and dicts of tensors, batch axis first."""

@@ -20,7 +20,7 @@ from torch import Tensor
 from ..errors import UserError
 from ..interfaces import Rows, Spans
 from .order import Order
-from .reader import Block, Filtered, Plain, Reader, host_memory, open_source
+from .reader import Filtered, Plain, ReadBlock, Reader, host_memory, open_source
 from .rows import gather
 from .store import Array
 
@@ -111,14 +111,14 @@ class Part:
         self.block_rows = max(reader.block_bytes // array.row_bytes, 1)
         self.reads: list[Future | None] = []  # one for each block; None once it is there
 
-    def blocks(self) -> Iterator[tuple[float, Block]]:
+    def blocks(self) -> Iterator[tuple[float, ReadBlock]]:
         """Yield the blocks, each with the fraction of the part that is before it."""
         row_bytes = self.source.array.row_bytes
         rows = self.layout.rows
         for first in range(0, rows, self.block_rows):
             last = min(first + self.block_rows, rows)
             memory = self.bytes[first * row_bytes : last * row_bytes]
-            yield first / rows, Block(self.source, memory, cut(self.layout.runs, first, last))
+            yield first / rows, ReadBlock(self.source, memory, cut(self.layout.runs, first, last))
 
     def take(self, spans: Spans) -> Rows:
         """Return the rows of spans in this part: a view if the spans are next to each other."""

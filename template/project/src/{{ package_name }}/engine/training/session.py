@@ -11,10 +11,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from ..data.store import SYNTHETIC
 from ..errors import NonFinite, UserError
 from ..files import read_json, write_text
-from ..log.report import write_report
+from ..loading.store import SYNTHETIC
+from ..monitoring.report import write_report
 from ..runs import CONFIG, write_status
 from ..signals import Signals
 from .environment import device_line, write_environment

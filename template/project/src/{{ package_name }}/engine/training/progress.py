@@ -16,7 +16,7 @@ from ..plugins import discover
 
 if TYPE_CHECKING:
     from ..compute.distributed import Distributed
-    from ..log.meter import Meter
+    from ..monitoring.meter import Meter
 
 
 @dataclass
