@@ -27,7 +27,7 @@ def row_format(path: Path) -> str:
     Raises `UserError` for a file that has no text.
     """
     check_input(path)
-    with opened(path, *ROWS) as (kind, file, _):
+    with open_text(path, *ROWS) as (kind, file, _):
         if not kind and b"\0" in file.peek():
             remedy = "extract its text, or convert it to UTF-8"
             raise UserError("this is a binary file, or text in UTF-16", str(path), remedy)
@@ -36,7 +36,7 @@ def row_format(path: Path) -> str:
 
 
 @contextmanager
-def opened(path: Path, *known: str) -> Iterator[tuple[str, Any, Callable[[], Any]]]:
+def open_text(path: Path, *known: str) -> Iterator[tuple[str, Any, Callable[[], Any]]]:
     """Open a file, compressed or not.
 
     Yield what it is, its content, and a function that updates its progress bar. Raises `UserError`
@@ -80,7 +80,7 @@ class Seen:
 def lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yield (number, text) of each line of a UTF-8 file that is not blank."""
     check_input(path)
-    with utf8(path), opened(path, "JSON lines") as (_, file, tick):
+    with utf8(path), open_text(path, "JSON lines") as (_, file, tick):
         for number, line in enumerate(file, 1):
             if number % 1000 == 0:
                 tick()
