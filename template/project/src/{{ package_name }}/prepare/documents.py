@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ..engine.errors import UserError
 from ..engine.inputs import KINDS
-from ..texts import Seen, opened, row_format, rows
+from ..texts import Seen, open_text, row_format, rows
 
 PIECE = 64 << 10  # bytes of a text that a core tokenizes at a time
 Piece = tuple[bytes, bool]
@@ -40,7 +40,7 @@ def pieces(path: Path) -> Iterator[bytes]:
     """Yield a file in pieces, cut so that tokens are those of the whole text."""
     unfinished = b""
     kinds = [kind for kind, _ in KINDS.values()]
-    with opened(path, *kinds) as (_, file, tick):
+    with open_text(path, *kinds) as (_, file, tick):
         for block in iter(partial(file.read, PIECE), b""):
             text = unfinished + block
             cut = boundary(text)
