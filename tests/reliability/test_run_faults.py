@@ -228,21 +228,6 @@ def test_a_run_starts_from_what_torch_save_wrote(name, wrap, place):
     assert (place / name).read_bytes() == content
 
 
-@pytest.mark.parametrize(
-    "content",
-    [b"", torch.nn.Linear(2, 2), torch.ones(2)],
-    ids=["empty", "module", "tensor"],
-)
-def test_a_file_without_weights_is_one_line(content, place):
-    path = place / "model.pt"
-    if isinstance(content, bytes):
-        path.write_bytes(content)
-    else:
-        torch.save(content, path)
-    refused = run(TABULAR, "train", *SMALL, "--finetune.init_from", "model.pt", cwd=place)
-    one_error(refused, "model.pt", "state_dict")
-
-
 # ---- what a resume needs -------------------------------------------------------------------------
 
 

@@ -15,7 +15,6 @@ import shutil
 import signal
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -389,21 +388,6 @@ def test_checkpointed_blocks_are_compiled(workload, tmp_path, monkeypatch):
     trainer.step()
     assert counter.frame_count >= 1
     assert trainer.optimizer.state
-
-
-def test_the_start_names_the_card_and_what_it_may_do(monkeypatch, capsys):
-    module = load_script("tabular", monkeypatch)
-    resolved = module.Resolved(module.Settings())
-    module.print_table(resolved)
-    assert "device: CPU, which has no TF32 and no cuDNN\n" in capsys.readouterr().out
-    monkeypatch.setattr(module, "DEVICE", torch.device("cuda"))
-    for major, precision, tf32 in ((9, "bf16", True), (9, "fp32", False), (7, "fp16", False)):
-        card = SimpleNamespace(name="NVIDIA Card", major=major, minor=0, total_memory=80e9)
-        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device, card=card: card)
-        resolved.active.precision = precision
-        module.print_table(resolved)
-        line = f"device: NVIDIA Card, sm {major}.0, 80 GB; TF32 {tf32}, cuDNN benchmark False"
-        assert line in capsys.readouterr().out
 
 
 # --- files
