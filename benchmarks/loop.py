@@ -343,7 +343,7 @@ class Project:
     def assemble(self, settings: Any) -> Any:
         model = Wrapped(self.module("engine.interfaces").Output)
         optimizer = self.module("optimizer").build_optimizer(model, settings)
-        store = SimpleNamespace(fingerprint="", fingerprints=[], source={}, splits={})
+        store = SimpleNamespace(fingerprint="", source={}, splits={}, resident={})
         store.folder = self.run_folder
         store.remember = lambda run: None
         device = self.distributed.device
