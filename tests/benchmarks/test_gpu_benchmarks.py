@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,18 +34,18 @@ def run_all(monkeypatch):
     return importlib.import_module("run_all")
 
 
-def gpu_table(folder: Path, page: str) -> dict[str, Any]:
+def gpu_table(folder, page):
     (table,) = json.loads((folder / f"{page}.json").read_text())["gpu"]["tables"]
     return table
 
 
-def names(page: str) -> list[str]:
+def names(page):
     """Rows of a page of the repository, without the one that needs a checkout of nanoGPT."""
     rows = [row[0] for row in gpu_table(PAGES, page)["rows"]]
     return [name for name in rows if name != THEIR_OWN]
 
 
-def write_rows(folder: Path, page: str, rows: list[str], **figures: Any) -> None:
+def write_rows(folder, page, rows, **figures):
     with open(folder / f"{page}.jsonl", "a") as file:
         for name in rows:
             file.write(json.dumps({"name": name, **CARD, **figures}) + "\n")

@@ -7,10 +7,8 @@ import os
 import random
 import subprocess
 import sys
-from pathlib import Path
 from shlex import split
 from statistics import mean, median
-from typing import Any
 
 import pytest
 import rendering
@@ -26,25 +24,25 @@ TWICE = (*split("--steps 2 --warmup 1 --processes 2"), *TINY["tabular"])
 ONCE = split("--steps 2 --warmup 1 --processes 1")
 
 
-def render(**answers: Any) -> Path:
+def render(**answers):
     return rendering.render(**{"workload": "tabular", "extras": ["benchmark"]} | answers)
 
 
-def measurements() -> Any:
+def measurements():
     return imported(render(), "measure.measurements")
 
 
-def result(folder: Path) -> dict[str, Any]:
+def result(folder):
     return json.loads((folder / "benchmark_results/benchmark.json").read_text())
 
 
-def command(project: Path, folder: Path, *words: str, before: Any = None) -> dict[str, Any]:
+def command(project, folder, *words, before=None):
     """What the command leaves."""
     check_run(project, "benchmark", *words, cwd=folder, before=forked_trials(project, before))
     return result(folder)
 
 
-def check_rows(folder: Path) -> dict[str, Any]:
+def check_rows(folder):
     """What holds for every result of one machine without a GPU."""
     benchmark = result(folder)
     assert benchmark["complete"]
@@ -175,7 +173,7 @@ def test_sizes_and_switches_of_a_workload_are_settings(workload):
 # ---- which rows ----------------------------------------------------------------------------------
 
 
-def planned(key: str, setting: str, value: str) -> Any:
+def planned(key, setting, value):
     """(switches by name, rows of --all) on a card."""
     project = render(workload="llm", loader="dataloader", precision="fp8")
     settings = imported(project, "settings").Settings.load(overrides=[(setting, value)])

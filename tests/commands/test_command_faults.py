@@ -31,13 +31,13 @@ TABULAR = render(
 # ---- YAML that no configuration needs
 
 
-def bounded() -> None:
+def bounded():
     """For `before=`: a process that may take a GB more than it has."""
     used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     resource.setrlimit(resource.RLIMIT_AS, (used + 2**30, resource.RLIM_INFINITY))
 
 
-def exploding(levels: int = 12) -> str:
+def exploding(levels=12):
     """A mapping whose aliases stand for 10 ** levels values."""
     lines = [f"l0: &l0 [{', '.join('1' * 10)}]"]
     for level in range(1, levels):

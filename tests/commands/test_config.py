@@ -9,7 +9,6 @@ import subprocess
 import sys
 import types
 from pathlib import Path
-from typing import Any
 
 import pytest
 import reference
@@ -39,7 +38,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def write(content: str | bytes, name: str = "config.yaml") -> Path:
+def write(content, name="config.yaml"):
     path = Path(name)
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     return path
@@ -129,7 +128,7 @@ finetune.phases:
 """
 
 
-def phases_of(text: str, *flags: tuple[str, str], **arguments: float) -> Any:
+def phases_of(text, *flags, **arguments):
     """The phases of a file, as `train` finds them."""
     load = functools.partial(
         imported(FINETUNED, "settings").Settings.load, write(text), None, flags, {"SEED": "3"}

@@ -7,15 +7,15 @@ from pathlib import Path
 from shlex import split
 
 from rendering import render
-from running import Result, one_error, run
+from running import one_error, run
 
 STATE = ("precision", "TF32 in matmuls", "fused optimizer", "compile", "deterministic", "order")
 
 
-def command(folder: Path, workload: str, *words: str) -> Result:
+def command(folder, workload, *words):
     """`doctor` where there is no GPU and no nvidia-smi."""
 
-    def put() -> None:
+    def put():
         os.environ.update(PATH=str(Path(sys.executable).parent), CUDA_VISIBLE_DEVICES="")
 
     return run(render(workload=workload), "doctor", *words, cwd=folder, before=put)

@@ -3,10 +3,7 @@
 import importlib
 import json
 import shutil
-from collections.abc import Callable
-from pathlib import Path
 from shlex import split
-from typing import Any
 
 import pytest
 import rendering
@@ -20,7 +17,7 @@ from torch.nn import functional
 from variants import choices
 
 
-def render(**answers: Any) -> Path:
+def render(**answers):
     """With the extras that are tested here."""
     return rendering.render(**{"extras": ["estimate"]} | answers)
 
@@ -57,7 +54,7 @@ class Recurrent(Toy):
         return interfaces.Output(outputs.square().mean(), torch.tensor(1.0))
 
 
-def batch(*shape: int) -> dict:
+def batch(*shape):
     return {"x": torch.empty(*shape), "index": torch.empty(shape[0], dtype=torch.int64)}
 
 
@@ -144,7 +141,7 @@ def test_a_language_model_counts_as_the_library_counts_it(chunked):
 OPERATIONS = [(1e12, 1e9, True), (0.0, 1e9, False)]
 
 
-def made(*operations: tuple, parameters: int = 0) -> object:
+def made(*operations, parameters=0):
     result = costs.Costs(1, parameters, 0, 0)
     result.operations.update(costs.Operation(*operation) for operation in operations)
     return result
@@ -165,7 +162,7 @@ def test_each_operation_takes_the_longer_of_its_flops_and_bytes():
 # ---- the command ----
 
 
-def made_up_host() -> None:
+def made_up_host():
     """For `before=`: a host whose launches never decide; measuring one takes seconds."""
     module = importlib.import_module(f"{PACKAGE}.measure.estimates")
     module.this_cpu = lambda precision: module.Device(
@@ -173,9 +170,7 @@ def made_up_host() -> None:
     )
 
 
-def estimated(
-    project: Path, *words: str, cwd: Path, before: Callable[[], Any] = made_up_host
-) -> dict[str, dict[str, Any]]:
+def estimated(project, *words, cwd, before=made_up_host):
     """Rows of the command by the name of the card."""
     result = check_run(project, "estimate", "--json", *words, cwd=cwd, before=before)
     return {row["card"]: row for row in json.loads(result.out)}

@@ -6,7 +6,6 @@ import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -21,14 +20,14 @@ EXPORT = {"extras": ["export"], "loader": "dataloader"}
 SHORT = ("--training.max_steps", "20")
 
 
-def trained(workload: str, folder: Path) -> Path:
+def trained(workload, folder):
     """A project with the command, and a short run of it in `folder`."""
     project = render(workload=workload, **EXPORT)
     check_run(project, "train", *TINY[workload], *SHORT, cwd=folder)
     return project
 
 
-def measured(out: str) -> list[float]:
+def measured(out):
     """The loss as trained and with int8."""
     (losses,) = re.findall(r"^loss +(\S+) +(\S+)$", out, re.MULTILINE)
     return [float(loss) for loss in losses]
@@ -68,7 +67,7 @@ def test_the_example_predicts_with_torch_alone_and_with_the_project(tmp_path):
     output = tmp_path / "elsewhere" / "model"
     check_run(project, "export", "--output", str(output), cwd=tmp_path)
 
-    def printed(path: str) -> str:
+    def printed(path):
         environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
         command = [sys.executable, output / "load.py"]
         return subprocess.check_output(command, cwd="/", env=environment, text=True)

@@ -31,14 +31,14 @@ def test_this_machine_and_all_stored_data(tmp_path):
     assert "failed   data         the stored data are damaged" in done.out
 
 
-def no_compiler(function: object) -> None:
+def no_compiler(function):
     """For `torch.compile`: what it raises without a compiler."""
     kind = type("BackendCompilerFailed", (Exception,), {"__module__": "torch._dynamo.exc"})
     raise kind("backend='inductor' raised:\nInvalidCxxCompiler: No working C++ compiler found")
 
 
 def test_something_broken_exits_with_1_and_the_rest_is_checked(tmp_path):
-    def put() -> None:
+    def put():
         torch.compile = no_compiler  # type: ignore[assignment]
 
     words = ("--compile.enabled", "true", "--verify", "--data.path", "nowhere")

@@ -3,7 +3,6 @@
 import json
 import shutil
 import sys
-from pathlib import Path
 from shlex import split
 
 import pytest
@@ -36,7 +35,7 @@ def build_model(*given: Any) -> Any:
 """
 
 
-def failing(folder: Path, fails: str, **answers: str) -> Path:
+def failing(folder, fails, **answers):
     """A project whose model has no finite loss for the samples that `fails` says."""
     project = shutil.copytree(render(extras=["diagnose"], **answers), folder / "project")
     with open(project / "src/my_training/model.py", "a") as model:
@@ -65,7 +64,7 @@ def test_a_model_that_fails_for_few_samples_names_one_of_them_and_itself(tmp_pat
 # ---- the compiler --------------------------------------------------------------------------------
 
 
-def refuse_to_compile() -> None:
+def refuse_to_compile():
     """For `run(..., before=…)`."""
     torch.compile = lambda *_, **__: pytest.fail("compiled, though compile.enabled is false")
 

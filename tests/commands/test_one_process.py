@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from rendering import render
@@ -13,7 +12,7 @@ from rendering import render
 ENDLESS = ("--training.epochs", "100000", "--monitor.every_steps", "1", "--name", "a")
 
 
-def start(folder: Path, *words: str, path: str = "") -> subprocess.Popen[str]:
+def start(folder, *words, path=""):
     """`python -m my_training WORDS` of a small project, in a process of its own."""
     source = render(workload="tabular", extras=["diagnose"]) / "src"
     environment = {**os.environ, "PYTHONPATH": f"{path}:{source}", "OMP_NUM_THREADS": "1"}

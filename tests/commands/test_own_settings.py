@@ -13,11 +13,11 @@ from variants import choices, extras
 every_workload = pytest.mark.parametrize("workload", choices("workload"))
 
 
-def settings_file(project: Path) -> Path:
+def settings_file(project):
     return project / "src/my_training/settings.py"
 
 
-def everything(workload: str) -> Path:
+def everything(workload):
     """A project with all answers that add settings."""
     fp8 = {"precision": "fp8"} if workload in ("llm", "seq2seq") else {}
     return render(workload=workload, extras=extras(workload), tracker="wandb", **fp8)
@@ -70,5 +70,5 @@ def test_what_an_owner_adds_is_in_help_and_configuration_whatever_the_answers(
     assert "or Input should be 'sgd'" in capsys.readouterr().err
 
 
-def field(name: str) -> str:
+def field(name):
     return f'    of_{name}: UpToOne = 0.5\n    """Mine, {name}."""\n'

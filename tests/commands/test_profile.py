@@ -8,10 +8,8 @@ import os
 import re
 import shutil
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import rendering
@@ -24,15 +22,15 @@ from torch import nn
 from variants import choices, name, pairwise
 
 
-def render(**answers: Any) -> Path:
+def render(**answers):
     return rendering.render(**{"workload": "tabular", "extras": ["profile"]} | answers)
 
 
-def module(path: str = "measure.profiling") -> Any:
+def module(path="measure.profiling"):
     return imported(render(), path)
 
 
-def profiled(folder: Path, before: Callable[[], None] | None = None, **answers: str) -> str:
+def profiled(folder, before=None, **answers):
     """profile.md of a short profile."""
     workload = answers.setdefault("workload", "tabular")
     flags = (*TINY[workload], "--steps", "3")
@@ -43,7 +41,7 @@ def profiled(folder: Path, before: Callable[[], None] | None = None, **answers: 
     return page
 
 
-def table(page: str, title: str) -> list[list[str]]:
+def table(page, title):
     """The rows of a table of the page."""
     lines = page.partition(f"## {title}")[2].partition("##")[0].strip().splitlines()[2:]
     return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
@@ -67,7 +65,7 @@ def test_every_workload_has_its_layers(answers, tmp_path):
 # ---- the step ------------------------------------------------------------------------------------
 
 
-def edited(project: Path, folder: Path, line: str) -> Path:
+def edited(project, folder, line):
     """A copy of a project whose `take_step` begins with this line."""
     copy = Path(shutil.copytree(project, folder / "edited"))
     file = copy / f"src/{PACKAGE}/train.py"
@@ -92,7 +90,7 @@ def test_an_edit_of_take_step_is_in_every_measured_step(framework, tmp_path):
         f"open({str(steps)!r}, 'a').write('x')",
     )
 
-    def few_rates() -> None:
+    def few_rates():
         importlib.import_module(f"{PACKAGE}.commands.tune").RATES = 5
 
     trials = forked_trials(project)
@@ -109,7 +107,7 @@ def test_an_edit_of_take_step_is_in_every_measured_step(framework, tmp_path):
 def test_a_signal_ends_a_measurement_at_once(tmp_path):
     """It has nothing to save, unlike a training."""
 
-    def interrupted() -> None:
+    def interrupted():
         step = importlib.import_module(f"{PACKAGE}.train")
         step.take_step = lambda *_: os.kill(os.getpid(), signal.SIGTERM)
 
@@ -162,11 +160,11 @@ def test_backward_belongs_to_the_operation_of_its_number():
 
 
 class Block(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.inner = nn.Linear(512, 2)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         return self.inner(x).tanh()
 
 

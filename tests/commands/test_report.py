@@ -5,14 +5,12 @@ import json
 import math
 import os
 import shutil
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from importing import imported
 from rendering import render
-from running import Result, check_run, one_error, painted, run
+from running import check_run, one_error, painted, run
 
 report = imported(render(), "engine.monitoring.report")
 runs = imported(render(), "engine.runs")
@@ -41,7 +39,7 @@ RESULT = {
 }
 
 
-def steps(count: int) -> list[dict[str, Any]]:
+def steps(count):
     rows = []
     for step in range(10, count + 1, 10):
         row = {"step": step, "epoch": 1, "loss": 2 * math.exp(-step / 300) + 0.1}
@@ -51,7 +49,7 @@ def steps(count: int) -> list[dict[str, Any]]:
     return rows
 
 
-def evaluations(*losses: float) -> list[dict[str, Any]]:
+def evaluations(*losses):
     rows = []
     for number, loss in enumerate(losses, start=1):
         row = {"step": 100 * number, "split": "validation", "loss": loss, "seconds": 0.1}
@@ -59,11 +57,11 @@ def evaluations(*losses: float) -> list[dict[str, Any]]:
     return rows
 
 
-def write_lines(path: Path, rows: list[dict[str, Any]], tail: str = "") -> None:
+def write_lines(path, rows, tail=""):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows) + tail, encoding="utf-8")
 
 
-def make_run(folder: Path, rows: list[dict] = (), tail: str = "", **files: dict) -> Path:
+def make_run(folder, rows=(), tail="", **files):
     folder.mkdir(parents=True)
     write_lines(folder / "metrics.jsonl", rows, tail)
     (folder / runs.CONFIG).touch()
@@ -78,7 +76,7 @@ def undrawn(monkeypatch):
     monkeypatch.setattr(report, "curves", lambda _: SimpleNamespace(savefig=lambda file: None))
 
 
-def page_of(run: Path) -> str:
+def page_of(run):
     report.write_report(run)
     return (run / "report.md").read_text(encoding="utf-8")
 
@@ -265,7 +263,7 @@ def test_new_runs_never_share_a_folder(tmp_path, monkeypatch):
         runs.new_run("mine")
 
 
-def first_words(done: Result) -> list[str]:
+def first_words(done):
     """Of each line."""
     return [line.split()[0] for line in done.out.splitlines() if line]
 
@@ -288,7 +286,7 @@ def test_the_command_takes_the_newest_run_a_name_or_a_path(tmp_path):
 # ---- several runs ----
 
 
-def trained(folder: Path, *losses: float, state: str = "finished", data: str = "1") -> Path:
+def trained(folder, *losses, state="finished", data="1"):
     """A run with these validation losses; the learning rate is the last of them."""
     status = {"state": state, "reason": "", "step": 100 * len(losses)}
     rows = steps(100 * len(losses)) + evaluations(*losses)

@@ -6,8 +6,6 @@ import itertools
 import json
 import math
 import os
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import optuna
@@ -27,11 +25,11 @@ SHORT = (
 SPACE = ("optimizer.learning_rate=1e-4..1e-1", "model.width=8,16,32")
 
 
-def render(**answers: Any) -> Path:
+def render(**answers):
     return rendering.render(**{"workload": "tabular", "extras": ["tune"]} | answers)
 
 
-def module(path: str) -> Any:
+def module(path):
     return imported(render(), path)
 
 
@@ -49,18 +47,18 @@ def place(tmp_path, data):
     return tmp_path
 
 
-def study(place: Path) -> Path:
+def study(place):
     (folder,) = (place / "searches").glob("[!.]*")
     return folder
 
 
-def results(place: Path) -> dict[str, dict[str, Any]]:
+def results(place):
     """result.json of each training, by the name of its folder."""
     paths = sorted(study(place).glob("*/result.json"))
     return {path.parent.name: json.loads(path.read_text()) for path in paths}
 
 
-def states(place: Path) -> list[str]:
+def states(place):
     """Of the trials, as Optuna itself reads the journal."""
     backend = optuna.storages.journal.JournalFileBackend(str(study(place) / "journal.log"))
     storage = optuna.storages.JournalStorage(backend)
@@ -71,7 +69,7 @@ def states(place: Path) -> list[str]:
 # ---- the space -----------------------------------------------------------------------------------
 
 
-def parsed(text: str) -> dict[str, Any]:
+def parsed(text):
     return module("measure.search_space").parse(text, module("settings").Settings.load(None))
 
 
@@ -123,7 +121,7 @@ def test_an_error_in_the_space_is_one_line(text, said):
 # ---- what is planted is found --------------------------------------------------------------------
 
 
-def planted(settings: dict[str, Any]) -> float:
+def planted(settings):
     """Lowest at learning rate 0.004 and width 16; another seed shifts all losses."""
     rate = settings["optimizer.learning_rate"]
     width = settings["model.width"]
@@ -131,20 +129,20 @@ def planted(settings: dict[str, Any]) -> float:
     return 0.3 + bowl + 0.001 * (settings["reproducibility.seed"] % 3)
 
 
-def without_plot() -> None:
+def without_plot():
     page: Any = importlib.import_module(f"{PACKAGE}.measure.search_page")
     page.draw = lambda *_: None
 
 
-def computed(loss: Callable[[dict[str, Any]], float | tuple[int, str]]) -> Callable[[], None]:
+def computed(loss):
     """For `before`: trainings that are a formula of their settings; (exit code, log) is one that
     fails."""
 
-    def put() -> None:
+    def put():
         search: Any = importlib.import_module(f"{PACKAGE}.measure.search")
         without_plot()
 
-        def launch(folder: Path, number: int) -> int:
+        def launch(folder, number):
             result = loss(yaml.safe_load((folder / "settings.yaml").read_text()))
             if isinstance(result, tuple):
                 (folder / "log").write_text(result[1])
@@ -237,20 +235,20 @@ SEARCH = ("tune", "--search", "optimizer.learning_rate=1e-5..1", "model.width=8,
 WIDE = (*SEARCH, *SHORT, "--model.width", "16", "--trials")
 
 
-def quick() -> None:
+def quick():
     """For `before`: one repeat is enough."""
     without_plot()
     search: Any = importlib.import_module(f"{PACKAGE}.measure.search")
     search.REPEATS = 1
 
 
-def closed_test_split() -> None:
+def closed_test_split():
     """For `before`: opening the test split is an error."""
     quick()
     dataset = importlib.import_module(f"{PACKAGE}.dataset")
     made = dataset.Samples.__init__
 
-    def opened(self: Any, store: Any, settings: Any, split: str) -> None:
+    def opened(self, store, settings, split):
         assert split != "test"
         made(self, store, settings, split)
 
@@ -326,14 +324,14 @@ def test_two_processes_share_a_study_and_survive_a_kill(place):
     assert len(settings) == 4, "nothing is drawn twice"
 
 
-def held(go: Path) -> None:
+def held(go):
     """For `before`: a training waits after its first checkpoint until the file `go` exists."""
     quick()
     engine = importlib.import_module(f"{PACKAGE}.engine.training.run")
     evaluate = engine.evaluate
     calls = itertools.count()
 
-    def wait(*parts: Any, **options: Any) -> Any:
+    def wait(*parts, **options):
         if next(calls) > 0:
             until(go.exists, "go")
         return evaluate(*parts, **options)

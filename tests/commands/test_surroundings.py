@@ -14,10 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
-from pathlib import Path
 from shlex import split
-from typing import Any
 
 import pytest
 from rendering import render
@@ -33,12 +30,12 @@ ANSWERS |= dict.fromkeys(("timeseries", "windows"), ("predict", "--output", "new
 ANSWERS |= {"seq2seq": ("predict", "--output", "new.jsonl")}
 
 
-def anywhere(project: Path, *words: str, cwd: Path) -> Result:
+def anywhere(project, *words, cwd):
     """A command that finds its project by itself."""
     return Running(project, words, cwd, before=lambda: os.environ.pop("TRAINING_ROOT")).wait()
 
 
-def files(folder: Path) -> set[str]:
+def files(folder):
     """All files in it, but what Python and this test leave, and answers."""
     paths = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
     paths = [path for path in paths if "__pycache__" not in path.parts]
@@ -170,15 +167,15 @@ def test_a_place_of_runs_that_is_no_folder_is_one_line(tmp_path):
 # ---- worker processes ----
 
 
-def failing_worker(act: Callable[[], Any]) -> Callable[[], None]:
+def failing_worker(act):
     """Does something in a worker, in the place of reading its first batch."""
 
-    def put() -> None:
+    def put():
         from my_training.engine.loading import loader  # type: ignore[import-not-found]
 
         read = loader.Reader.__getitem__
 
-        def item(self: Any, work: Any) -> Any:
+        def item(self, work):
             return act() if loader.get_worker_info() else read(self, work)
 
         loader.Reader.__getitem__ = item
@@ -186,16 +183,16 @@ def failing_worker(act: Callable[[], Any]) -> Callable[[], None]:
     return put
 
 
-def no_semaphores() -> None:
+def no_semaphores():
     from my_training.engine.loading import loader
 
-    def full(*arguments: Any, **options: Any) -> None:
+    def full(*arguments, **options):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     loader.DataLoader.__iter__ = full
 
 
-def too_many_files() -> Any:
+def too_many_files():
     raise OSError(errno.EMFILE, "Too many open files")
 
 
@@ -217,7 +214,7 @@ def test_workers_that_fail_are_one_line(tmp_path):
         # torch's own words about a bus error end with a byte of 0.
         one_error(Result(ended.code, ended.out, ended.err.replace("\0", "")), line)
 
-    def put() -> None:
+    def put():
         tempfile.tempdir = None
         os.environ["TMPDIR"] = str(tmp_path / ("x" * 80))
         os.mkdir(os.environ["TMPDIR"])
@@ -228,11 +225,11 @@ def test_workers_that_fail_are_one_line(tmp_path):
 # ---- signals and neighbours ----
 
 
-def signal_in_import(number: int, module: str) -> Callable[[], None]:
+def signal_in_import(number, module):
     """A signal comes while a module is imported, by code that swallows every exception."""
 
     class Finder:
-        def find_spec(self, name: str, *more: Any) -> None:
+        def find_spec(self, name, *more):
             if name == f"{PACKAGE}.{module}":
                 with contextlib.suppress(BaseException):
                     os.kill(os.getpid(), number)

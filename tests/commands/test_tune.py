@@ -4,9 +4,7 @@ workload."""
 import importlib
 import math
 import re
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import rendering
@@ -17,12 +15,12 @@ from sizes import TINY
 from variants import choices, name, pairwise
 
 
-def render(**answers: Any) -> Path:
+def render(**answers):
     """With the extras that are tested here."""
     return rendering.render(**{"extras": ["tune"]} | answers)
 
 
-def module(**answers: str) -> Any:
+def module(**answers):
     return imported(render(**({"workload": "tabular"} | answers)), "commands.tune")
 
 
@@ -65,12 +63,12 @@ def test_learning_rate_of_every_workload(workload, place):
     assert (folder / "learning_rate.png").read_bytes()[:4] == b"\x89PNG"
 
 
-def broken(*_: Any) -> None:
+def broken(*_):
     """Every batch is nan, so no loss is finite."""
     rows = importlib.import_module(f"{PACKAGE}.engine.loading.loader")
     real = rows.deliver
 
-    def deliver(*arguments: Any) -> Any:
+    def deliver(*arguments):
         batch = real(*arguments)
         batch["target"].fill_(math.nan)
         return batch
@@ -95,20 +93,20 @@ class Made:
     """Trials with samples/s by a formula of the settings, and a memory of so many samples a
     micro-batch."""
 
-    def __init__(self, tune: Any, rate: Any, fits: int = 10**9):
+    def __init__(self, tune, rate, fits=10**9):
         self.rate = rate
         self.fits = fits
         self.calls = []
         self.tune = tune
 
-    def __call__(self, overrides: dict, warmup: int, steps: int) -> dict[str, Any]:
+    def __call__(self, overrides, warmup, steps):
         self.calls.append(overrides)
         if overrides.get("data.batch_size", 0) > self.fits:
             raise self.tune.Failed(2, "error: out of GPU memory: card: try")
         return {"samples": 10, "step_ms": [10_000 / self.rate(overrides, len(self.calls))]}
 
 
-def tuner(rate: Any, fits: int = 10**9, seconds: float = 100) -> Any:
+def tuner(rate, fits=10**9, seconds=100):
     tune = module()
     made = SimpleNamespace(
         data=SimpleNamespace(batch_size=32),
@@ -121,7 +119,7 @@ def tuner(rate: Any, fits: int = 10**9, seconds: float = 100) -> Any:
     return made_tuner
 
 
-def grows(until: int) -> Any:
+def grows(until):
     """samples/s in proportion to the batch, up to a limit."""
     return lambda overrides, number: min(overrides.get("data.batch_size", 32), until)
 

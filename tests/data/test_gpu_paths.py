@@ -11,8 +11,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -31,13 +30,13 @@ ONE_AT_A_TIME = threading.Lock()
 class Event:
     """Knows what was queued before it."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.works: list[Work] = []
 
-    def record(self, stream: Stream) -> None:
+    def record(self, stream):
         self.works = [*stream.queue]
 
-    def synchronize(self) -> None:
+    def synchronize(self):
         with ONE_AT_A_TIME:
             for work in self.works:
                 work.run()
@@ -46,10 +45,10 @@ class Event:
 class Work:
     """A piece of work that is done once."""
 
-    def __init__(self, function: Callable[[], Any]):
+    def __init__(self, function):
         self.function: Callable[[], Any] | None = function
 
-    def run(self) -> None:
+    def run(self):
         if self.function is not None:
             self.function()
         self.function = None
@@ -58,12 +57,12 @@ class Work:
 class Stream:
     """A queue of works. A thread `may_write` once it has waited for what used the memory before."""
 
-    def __init__(self, device: Any = CARD):
+    def __init__(self, device=CARD):
         self.device = CARD
         self.queue: list[Work] = []
         self.own = threading.local()
 
-    def wait_event(self, event: Event) -> None:
+    def wait_event(self, event):
         event.synchronize()
         self.own.may_write = True
 
@@ -71,14 +70,14 @@ class Stream:
 class Gpu:
     """Card 1 of two, in place of `torch.cuda`; its memory is the host's."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+    def __init__(self, monkeypatch):
         self.main = Stream()
         self.calls: dict[str, list[Any]] = {}  # of each thread, in their order
         self.own = threading.local()
         empty = torch.empty
         copy = Tensor.copy_
 
-        def copy_later(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+        def copy_later(target, source, non_blocking=False):
             stream = getattr(self.own, "stream", None)
             if stream is None:
                 return copy(target, source)
@@ -87,14 +86,14 @@ class Gpu:
             stream.queue.append(Work(lambda: copy(target, source)))
             return target
 
-        def plain(*shape: Any, pin_memory: Any = None, device: Any = None, **more: Any) -> Tensor:
+        def plain(*shape, pin_memory=None, device=None, **more):
             return empty(*shape, **more)
 
-        def note(call: Any) -> None:
+        def note(call):
             self.calls.setdefault(threading.current_thread().name, []).append(call)
 
         @contextlib.contextmanager
-        def select(stream: Stream) -> Iterator[None]:
+        def select(stream):
             self.own.stream = stream
             yield
             self.own.stream = None
@@ -122,7 +121,7 @@ def gpu(monkeypatch):
     return Gpu(monkeypatch)
 
 
-def chunk_loader(folder: Path, order: str, size: Any, resident: Any = "auto") -> Any:
+def chunk_loader(folder, order, size, resident="auto"):
     given = settings(order, size, resident=resident)
     samples = Pages(module("engine.interfaces").Spans, False)
     store = module("engine.loading.store").Store.open(folder)

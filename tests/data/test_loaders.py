@@ -4,7 +4,6 @@ import os
 import shutil
 import tracemalloc
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -20,7 +19,7 @@ PAGE_BYTES = 64 * 70 * 4
 ROW_BYTES = PAGE_BYTES + 2 * 8
 
 
-def module(name: str, loader: str = "chunk") -> Any:
+def module(name, loader="chunk"):
     return imported(render(loader=loader), name)
 
 
@@ -31,17 +30,17 @@ class Pages:
     host = None
     orders: ClassVar[dict[str, Any]] = {}
 
-    def __init__(self, spans: Any, shifts: bool):
+    def __init__(self, spans, shifts):
         self.Spans = spans
 
-    def __len__(self) -> int:
+    def __len__(self):
         return self.count
 
-    def spans(self, indices: np.ndarray, epoch: int) -> dict[str, Any]:
+    def spans(self, indices, epoch):
         span = self.Spans(indices, 1)
         return {"pages": span, "targets": span}
 
-    def batch(self, rows: dict[str, Any]) -> dict[str, torch.Tensor]:
+    def batch(self, rows):
         return {name: array.values for name, array in rows.items()}
 
 
@@ -50,11 +49,11 @@ class Windows(Pages):
 
     count = 288
 
-    def spans(self, indices: np.ndarray, epoch: int) -> dict[str, Any]:
+    def spans(self, indices, epoch):
         return {"targets": self.Spans(indices, 12)}
 
 
-def write(folder: Path, rows: int = Pages.count) -> None:
+def write(folder, rows=Pages.count):
     random = np.random.default_rng(1)
     with module("engine.loading.store").StoreWriter(folder, "fake") as writer:
         writer.append("pages", random.normal(size=(rows, 64, 70)).astype(np.float32))
@@ -70,11 +69,11 @@ def folder(tmp_path_factory):
 
 
 def settings(
-    order: str = "time",
-    chunk_gb: float | str = "auto",
-    batch: int = 16,
-    resident: bool | str = "auto",
-) -> Any:
+    order="time",
+    chunk_gb="auto",
+    batch=16,
+    resident="auto",
+):
     data = {"order": order, "chunk_size_gb": chunk_gb, "batch_size": batch, "resident": resident}
     section = module("engine.settings", "chunk").EngineData(shuffle_block=70, **data)
     return SimpleNamespace(
@@ -84,9 +83,7 @@ def settings(
     )
 
 
-def make(
-    loader: str, fake: type[Pages], folder: Path, given: Any, *ranks: int, train: bool = True
-) -> Any:
+def make(loader, fake, folder, given, *ranks, train=True):
     store = module("engine.loading.store", loader).Store.open(folder)
     samples = fake(module("engine.interfaces", loader).Spans, False)
     order = module("engine.training.project", loader).make_order(
@@ -95,7 +92,7 @@ def make(
     return module("engine.loading.loader", loader).Loader(samples, store, given, order, CPU)
 
 
-def delivered(loader: Any, epochs: tuple[int, ...] = (0, 1)) -> list[dict[str, torch.Tensor]]:
+def delivered(loader, epochs=(0, 1)):
     """Copies of all batches: a batch is only valid until the next one."""
     batches = []
     for epoch in epochs:
@@ -108,14 +105,14 @@ def delivered(loader: Any, epochs: tuple[int, ...] = (0, 1)) -> list[dict[str, t
 assert_equal = partial(torch.testing.assert_close, rtol=0, atol=0)
 
 
-def run_epoch(loader: Any, epoch: int = 0) -> dict[str, int]:
+def run_epoch(loader, epoch=0):
     """Return the chunks and bytes that were read, and the bytes that the chunks have."""
     chunks = loader._chunks
     first = chunks.chunks
     sizes = []
     fill = chunks.reader.fill
 
-    def counted(block: Any, free: Any) -> Any:
+    def counted(block, free):
         sizes.append(block.memory.nbytes)
         return fill(block, free)
 

@@ -10,8 +10,6 @@ import re
 import shutil
 import tarfile
 import zipfile
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -188,7 +186,7 @@ def test_a_constant_is_called_so(tmp_path):
         assert f"note: column '{name}' is constant in the training rows" in out
 
 
-def same_tables(folder: Path) -> dict[str, str]:
+def same_tables(folder):
     """Ways to write one table: a path, and the flags that it takes."""
     plain = lines(columns())
     quoted = {f'"{name}"': [f'"{cell}"' for cell in cells] for name, cells in TEXTS.items()}
@@ -248,7 +246,7 @@ def test_every_kind_of_file_gives_the_same_arrays_and_facts(tmp_path):
     assert [path for path, content in by_path.items() if content != by_path["plain.csv"]] == []
 
 
-def other_files() -> dict[str, tuple[bytes, str]]:
+def other_files():
     """Files that people name by mistake, and the kind that a line calls them."""
     plain = lines(columns()).encode()
     packed = {name: io.BytesIO() for name in ("tar", "zip", "npz", "xlsx", "parquet")}
@@ -455,7 +453,7 @@ def test_quotes_of_a_tsv_take_no_rows(tmp_path):
 # ---- damaged files -------------------------------------------------------------------------------
 
 
-def tables_without_rows(folder: Path) -> list[str]:
+def tables_without_rows(folder):
     none = pa.table({"size": pa.array([], pa.float64()), "price": pa.array([], pa.float64())})
     tables = {"rows": none, "columns": pa.table({}), "both": pa.table({"size": [1]}).select([])}
     for name, table in tables.items():
@@ -464,7 +462,7 @@ def tables_without_rows(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def damaged(content: bytes) -> Iterator[bytes]:
+def damaged(content):
     """Cut, without bytes in the middle, and with others there."""
     random = np.random.default_rng(0)
     for place in random.integers(len(content), size=5):
@@ -702,7 +700,7 @@ DAYS = [np.datetime64("2024-01-01") + 2 * row for row in range(ROWS)]  # more th
 HISTORY = "--history 4 --horizon 1"
 
 
-def days(pattern: str) -> list[str]:
+def days(pattern):
     """By strftime."""
     return [day.astype(object).strftime(pattern) for day in DAYS]
 
@@ -718,7 +716,7 @@ FORMATS: dict[str, tuple[list[str], str, list[str]]] = {
 }
 
 
-def series(cells: list[str]) -> str:
+def series(cells):
     return lines({"day": cells, "size": list(range(len(cells)))})
 
 
@@ -787,7 +785,7 @@ def test_an_error_in_a_folder_has_the_file_and_its_row(tmp_path):
 # ---- predict reads as prepare did ----------------------------------------------------------------
 
 
-def a_table(workload: str, german: bool) -> str:
+def a_table(workload, german):
     """As people write it here or there, with a cell that is called missing."""
     cells = days("%d.%m.%Y" if german else "%Y-%m-%d")
     table = columns(day=cells, farbe=["röt", "grün"] * 100)
@@ -802,7 +800,7 @@ def a_table(workload: str, german: bool) -> str:
     return lines(table, ";")
 
 
-def read_again(workload: str, trained: Any, path: Path, folder: Path, **flags: str) -> Any:
+def read_again(workload, trained, path, folder, **flags):
     """What `predict --input` makes of a file with the data of a run: arrays."""
     module = "commands.predict" if workload == "tabular" else "dataset"
     imported(render(workload=workload), module).write_new(path, flags, trained, folder)

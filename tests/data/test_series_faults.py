@@ -2,8 +2,6 @@
 taken for something else in silence."""
 
 import re
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -53,7 +51,7 @@ def test_new_rows_are_on_the_grid_of_the_training_data(tmp_path):
 UNITS = ("s", "ms", "us", "ns")
 
 
-def tables(table: dict[str, Any], folder: Path) -> Iterator[str]:
+def tables(table, folder):
     """The same as a CSV and as a Parquet file; their names."""
     yield written(folder, lines({name: list(cells) for name, cells in table.items()}))
     pyarrow.parquet.write_table(pa.table(table), folder / "table.parquet")

@@ -3,7 +3,6 @@ classes."""
 
 import csv
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -79,7 +78,7 @@ def test_a_count_of_rows_and_a_name_a_row_may_be_ids(tmp_path):
 SMALL = "--model.width 8 --training.max_steps 3 --schedule.warmup_steps 1 --data.batch_size 64"
 
 
-def predicted(folder: Path, *words: str) -> list[dict[str, str]]:
+def predicted(folder, *words):
     TABLES.done("predict", "--output", "p.csv", *words, cwd=folder)
     with open(folder / "p.csv", newline="") as file:
         return list(csv.DictReader(file))
@@ -164,7 +163,7 @@ def test_the_class_table_says_of_which_rows_it_is_and_what_it_lacks(count):
 # ---- rare classes -------------------------------------------------------------------------------
 
 
-def rare(classes: int, count: int = 3000) -> str:
+def rare(classes, count=3000):
     """2 % of the rows are of other classes, and a column hints at them."""
     random = np.random.default_rng(0)
     kind = random.choice(classes, count, p=[0.98] + [0.02 / (classes - 1)] * (classes - 1))

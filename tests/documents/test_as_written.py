@@ -69,11 +69,11 @@ def test_the_torchrun_lines_of_the_guide(tmp_path):
     torchrun = f"{sys.executable} -m torch.distributed.run "
     address = f"localhost:{free_port()}"
 
-    def here(line: str, processes: int) -> str:
+    def here(line, processes):
         line = re.sub(r"nproc_per_node=\d", f"nproc_per_node={processes}", line)
         return line.replace("torchrun ", torchrun).replace("host-a:29400", address)
 
-    def shell(command: str) -> None:
+    def shell(command):
         subprocess.run(command, shell=True, cwd=tmp_path, env=environment, check=True)
 
     lines = [line for line in command_lines("several-gpus") if line.startswith("torchrun ")]

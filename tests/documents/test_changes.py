@@ -5,7 +5,6 @@ import shutil
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import yaml
@@ -19,19 +18,19 @@ SECTIONS = dict(section.split("\n", 1) for section in PAGE.split("\n## ")[1:])
 ANSWERS = {"workload": "tabular", "extras": ["ema", "finetune"]}
 
 
-def patched_files(title: str) -> dict[str, list[str]]:
+def patched_files(title):
     """Lines of a section's patch by the file that they are for."""
     (patch,) = re.findall(r"```diff\n(.*?)```", SECTIONS[title], re.DOTALL)
     pieces = re.split(r"^--- (\S+)\n", patch, flags=re.MULTILINE)
     return {name: text.splitlines() for name, text in zip(pieces[1::2], pieces[2::2], strict=True)}
 
 
-def workloads(title: str) -> list[str]:
+def workloads(title):
     (named,) = re.findall(r"\*\*Workloads:\*\* (all|[^.]+)\.", SECTIONS[title])
     return choices("workload") if named == "all" else re.findall(r"`(\w+)`", named)
 
 
-def apply(title: str, project: Path) -> Path:
+def apply(title, project):
     """Do to a project what the section says; every place must be there once."""
     for name, lines in patched_files(title).items():
         old = "\n".join(line[1:] for line in lines if not line.startswith("+"))
@@ -49,21 +48,21 @@ def apply(title: str, project: Path) -> Path:
     return project
 
 
-def copied(project: Path, folder: Path) -> Path:
+def copied(project, folder):
     return Path(shutil.copytree(project, folder / "project"))
 
 
-def own_tests(project: Path) -> Path:
+def own_tests(project):
     """`make test`, whose commands are forks; return the folder that it trained in."""
     temporary = project / "temporary"
 
-    def run_forked(command: list[str], **options: Any) -> SimpleNamespace:
+    def run_forked(command, **options):
         result = run(project, *command[3:], cwd=Path.cwd())
         with open(temporary / "printed", "a", encoding="utf-8") as file:
             file.write(result.out)
         return SimpleNamespace(returncode=result.code, stdout=result.out, stderr=result.err)
 
-    def fork_commands() -> None:
+    def fork_commands():
         subprocess.run = run_forked  # type: ignore[assignment]
 
     result = run_pytest(project, "tests", before=fork_commands)

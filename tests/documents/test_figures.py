@@ -13,9 +13,8 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -33,16 +32,16 @@ FIGURE = r"(−?[\d,]*\.?\d+(?:e-\d+)?)"
 HOUR = 3600.0
 
 
-def source(page: str) -> str:
+def source(page):
     return document(page).read_text(encoding="utf-8")
 
 
-def text(page: str) -> str:
+def text(page):
     """A page with its lines joined."""
     return " ".join(source(page).split())
 
 
-def block(page: str, mark: str) -> list[list[str]]:
+def block(page, mark):
     """The commands of the project in the one block of a page that has `mark` in it, as words."""
     blocks = re.findall(r"```sh\n(.+?)```", source(page), flags=re.DOTALL)
     (marked,) = (commands for commands in blocks if mark in commands)
@@ -50,7 +49,7 @@ def block(page: str, mark: str) -> list[list[str]]:
     return [shlex.split(line)[3:] for line in lines]
 
 
-def given(place: Path, *names: str) -> None:
+def given(place, *names):
     """Links to files of FASTTRAIN_DATA; skips the test without that, or where one is not there."""
     folder = os.environ.get("FASTTRAIN_DATA", "")
     if not folder:
@@ -61,21 +60,21 @@ def given(place: Path, *names: str) -> None:
         (place / Path(name).name).symlink_to((Path(folder) / name).resolve())
 
 
-def done(workload: str, *words: str, place: Path) -> str:
+def done(workload, *words, place):
     """What a command of the project prints."""
     result = start(render(workload=workload), *words, cwd=place).wait(HOUR)
     assert result.code == 0, result.err[-2000:]
     return result.out
 
 
-def evaluated(workload: str, *words: str, place: Path) -> Found:
+def evaluated(workload, *words, place):
     """The model's metrics and `baseline_loss`, by name."""
     done(workload, *words, place=place)
     evaluation = evaluation_of(place)
     return evaluation["metrics"] | {"baseline_loss": evaluation["baseline_loss"]}
 
 
-def by_script(workload: str, line: str, place: Path) -> Found:
+def by_script(workload, line, place):
     """What `python train.py …` measures on the test split."""
     words = line.split()[2:]
     project = render(workload=workload, layout="script")
@@ -84,11 +83,11 @@ def by_script(workload: str, line: str, place: Path) -> Found:
     return next(row for row in rows(place) if row.get("split") == "test")
 
 
-def parameters(out: str) -> float:
+def parameters(out):
     return int(re.findall(r"([\d,]+) parameters", out)[0].replace(",", "")) / 1e6
 
 
-def followed(workload: str, mark: str, place: Path, *trainings: str) -> Found:
+def followed(workload, mark, place, *trainings):
     """Counts of samples, parameters, and the metrics of each split.
 
     trainings: more flags of each; its metrics also begin with the last word of them.
@@ -111,7 +110,7 @@ def followed(workload: str, mark: str, place: Path, *trainings: str) -> Found:
 # ---- what is measured ----------------------------------------------------------------------------
 
 
-def series(place: Path) -> Found:
+def series(place):
     given(place, "ETTh2.csv.gz")
     seeds = [f"--reproducibility.seed {seed}" for seed in "123"]
     figures = followed("timeseries", "ETTh2.csv.gz", place, *seeds)
@@ -123,7 +122,7 @@ def series(place: Path) -> Found:
     return figures
 
 
-def wine(place: Path) -> Found:
+def wine(place):
     *_, code = re.findall(r"```python\n(.*?)```", source("script"), flags=re.DOTALL)
     subprocess.run([sys.executable, "-c", code], cwd=place, check=True)
     (line,) = re.findall(r"`(python train.py --data wine.+?)`", source("script"))
@@ -133,19 +132,19 @@ def wine(place: Path) -> Found:
     return figures
 
 
-def docstrings(place: Path) -> Found:
+def docstrings(place):
     given(place, *(f"docstrings/{name}.tsv.gz" for name in ("train", "val", "test")))
     figures = followed("seq2seq", "--name docstrings", place)
     return figures | {"right": 100 * figures["token_accuracy"]}
 
 
-def stocks(place: Path, *trainings: str) -> Found:
+def stocks(place, *trainings):
     given(place, "stocks")
     (place / "stocks").rename(place / "prices")
     return followed("graph", "--input prices", place, *trainings)
 
 
-def library(place: Path) -> Found:
+def library(place):
     """Also of the one file, whose losses are the package's: `test_script.py`."""
     given(place)  # a quarter of an hour
     train, evaluate, _ = block("llm", "--name library")
@@ -167,11 +166,11 @@ def library(place: Path) -> Found:
     return figures
 
 
-def millions(model: Any) -> float:
+def millions(model):
     return sum(weight.numel() for weight in model.parameters()) / 1e6
 
 
-def sizes(place: Path) -> Found:
+def sizes(place):
     """Millions of parameters, of models without memory; GB of weights, gradients and AdamW's
     averages."""
     figures = Found()
@@ -197,7 +196,7 @@ def sizes(place: Path) -> Found:
     return figures | {"saved": figures["T5 large"] / 2}
 
 
-def cards(place: Path) -> Found:
+def cards(place):
     figures = Found()
     for card, row in gpus().items():
         for name, value in {"GB": row["memory_gb"], **row["tflops"]}.items():
@@ -226,7 +225,7 @@ MEASUREMENTS: dict[str, Callable[[Path], Found]] = {
 }
 
 
-def pieces(name: str) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+def pieces(name):
     """Each piece of a page with its figures, and what the measurement calls them."""
     for page, names_of_piece in PIECES[name].items():
         for piece, names in names_of_piece.items():
@@ -234,14 +233,14 @@ def pieces(name: str) -> Iterator[tuple[str, list[tuple[str, str]]]]:
             yield f"{page}.md, {piece}", list(zip(figures, names.split(", "), strict=True))
 
 
-def said(page: str, piece: str) -> list[str]:
+def said(page, piece):
     """The figures of a piece, which is in the page once."""
     matches = re.findall(re.escape(piece).replace(r"\#", FIGURE), text(page))
     assert len(matches) == 1, (page, piece, len(matches))
     return list(matches[0]) if isinstance(matches[0], tuple) else matches
 
 
-def agree(figure: str, measured: float, within: float = 0.02) -> bool:
+def agree(figure, measured, within=0.02):
     value = float(figure.replace(",", "").replace("−", "-"))
     if isinstance(measured, int):
         return value == measured

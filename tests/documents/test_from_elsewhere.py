@@ -5,7 +5,6 @@ import runpy
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pyarrow.csv
@@ -21,7 +20,7 @@ from safetensors.torch import save_file
 from shells import shell
 from sklearn.datasets import load_digits
 from torch.nn import functional
-from workload import Batch, Workload
+from workload import Workload
 
 BEFORE = REPOSITORY / "tests/documents/before"
 IGNORE = -100
@@ -29,12 +28,12 @@ STILL = ("--training.max_steps", "1", "--optimizer.learning_rate", "1e-30")  # c
 CLOSE = {"atol": 1e-6, "rtol": 1e-6}
 
 
-def quoted(name: str, language: str = "python") -> list[str]:
+def quoted(name, language="python"):
     text = document(name).read_text(encoding="utf-8")
     return re.findall(rf"```{language}\n(.*?)```", text, flags=re.DOTALL)
 
 
-def execute(code: str | Path, folder: Path) -> None:
+def execute(code, folder):
     """`python FILE` in a folder, of a file or of this code."""
     path = folder / "program.py"
     path.write_text(code if isinstance(code, str) else code.read_text(), encoding="utf-8")
@@ -42,12 +41,12 @@ def execute(code: str | Path, folder: Path) -> None:
     assert done.code == 0, done.err
 
 
-def program(path: Path) -> Any:
+def program(path):
     """What a file defines."""
     return SimpleNamespace(**runpy.run_path(str(path)))
 
 
-def changed(folder: Path, workload: str, files: dict[str, str]) -> Path:
+def changed(folder, workload, files):
     """A project with the page's files, clean to its own linter."""
     project = Path(
         shutil.copytree(render(workload=workload, extras=["finetune"]), folder / "project")
@@ -59,7 +58,7 @@ def changed(folder: Path, workload: str, files: dict[str, str]) -> Path:
     return project
 
 
-def replace_model_settings(project: Path, line: str, value: str, guide: str) -> None:
+def replace_model_settings(project, line, value, guide):
     """What the page says is left of the section `Model` and of `model:`."""
     text = document(guide).read_text(encoding="utf-8")
     assert f"`{line}`" in text
@@ -72,13 +71,13 @@ def replace_model_settings(project: Path, line: str, value: str, guide: str) -> 
     config.write_text(re.sub(r"\n +model\.\w+:.*", "", config.read_text()), encoding="utf-8")
 
 
-def replaced(path: Path, pattern: str, new: str) -> None:
+def replaced(path, pattern, new):
     text, count = re.subn(pattern, new, path.read_text(encoding="utf-8"), flags=re.DOTALL)
     assert count == 1, path
     path.write_text(text, encoding="utf-8")
 
 
-def started(project: Path, folder: Path, weights: str, *words: str) -> tuple[Any, list[Batch]]:
+def started(project, folder, weights, *words):
     """The model of a run that has not moved from `weights`, and its validation batches."""
     result = check_run(
         project, "train", *STILL, *words, "--finetune.init_from", weights, cwd=folder
@@ -120,7 +119,7 @@ def nanogpt(tmp_path_factory):
     return folder
 
 
-def trained_gpt(folder: Path) -> Any:
+def trained_gpt(folder):
     """nanoGPT's model with its weights."""
     module = program(folder / "model.py")
     checkpoint = torch.load(folder / "out/ckpt.pt", weights_only=True)
@@ -130,7 +129,7 @@ def trained_gpt(folder: Path) -> Any:
     return model.eval().requires_grad_(False)
 
 
-def nanogpts(old: Any, batch: Batch, padding: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+def nanogpts(old, batch, padding=0):
     """Logits and loss of a batch, the loss with so many more logits of 0."""
     known = old.config.vocab_size
     tokens = batch["tokens"].masked_fill(batch["tokens"] >= known, 0)  # the end of a document
@@ -178,7 +177,7 @@ def test_a_nanogpt_keeps_its_model(nanogpt, tmp_path):
 # ---- from a LightningModule --------------------------------------------------------------------
 
 
-def write_flowers(path: Path) -> None:
+def write_flowers(path):
     random = np.random.default_rng(0)
     kinds = random.choice(["iris", "rose", "tulip"], 240)
     shifts = np.select([kinds == "iris", kinds == "rose"], [0, 2], 4)[:, None]

@@ -4,7 +4,6 @@ import json
 import re
 import shutil
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +31,7 @@ FILES = ("dataset.py", "model.py", "commands/prepare.py")
 PREDICT = CODE[-1]  # of the page on your own data, for all of these
 
 
-def with_files(folder: Path, name: str, line: str, value: str) -> Path:
+def with_files(folder, name, line, value):
     """A project with the files of a page, and what it says is left of its settings."""
     project = Path(shutil.copytree(render(workload="tabular", extras=["check"]), folder / name))
     package = project / "src/my_training"
@@ -47,7 +46,7 @@ def with_files(folder: Path, name: str, line: str, value: str) -> Path:
     return project
 
 
-def followed(project: Path, name: str, folder: Path, *short: str) -> Iterator[str]:
+def followed(project, name, folder, *short):
     """What the commands of a page print, one after the other; a training has few steps."""
     shutil.copy(project / "config.yaml", folder)
     for words in documented(document(name)):
@@ -55,7 +54,7 @@ def followed(project: Path, name: str, folder: Path, *short: str) -> Iterator[st
         yield check_run(project, *words, *more, cwd=folder).out
 
 
-def patch(project: Path, text: str) -> None:
+def patch(project, text):
     """Apply the diff of a page; every place must be there once."""
     (diff,) = re.findall(r"```diff\n(.*?)```", text, re.DOTALL)
     pieces = re.split(r"^--- (\S+)\n", diff, flags=re.MULTILINE)[1:]
@@ -65,7 +64,7 @@ def patch(project: Path, text: str) -> None:
         replace(project / name, old, new)
 
 
-def printed(code: str, folder: Path, project: Path | None = None) -> str:
+def printed(code, folder, project=None):
     """What a program of a page prints, in a folder."""
     path = folder / "program.py"
     path.write_text(code, encoding="utf-8")

@@ -8,8 +8,6 @@ import ast
 import re
 import shlex
 from functools import cache
-from pathlib import Path
-from typing import Any
 
 import pytest
 from forking import forked_trainings, forked_trials
@@ -37,11 +35,11 @@ SHORTER = {
 }
 
 
-def page(name: str) -> str:
+def page(name):
     return document(name).read_text(encoding="utf-8")
 
 
-def command_lines(name: str) -> list[str]:
+def command_lines(name):
     """The commands in the blocks of a page, without comments; one may be in two lines."""
     text = page(name).replace("\\\n", " ")
     blocks = re.findall(r"```sh\n(.+?)```", text, flags=re.DOTALL)
@@ -51,7 +49,7 @@ def command_lines(name: str) -> list[str]:
     return [line for line in lines if line.startswith(first_words)]
 
 
-def project_words(line: str) -> list[str]:
+def project_words(line):
     """The words of a command of the project, also of one behind `make`; else none."""
     words = shlex.split(line)
     if words[:3] == ["python", "-m", PACKAGE]:
@@ -62,7 +60,7 @@ def project_words(line: str) -> list[str]:
     return []
 
 
-def shortened(words: list[str]) -> tuple[str, ...]:
+def shortened(words):
     more = SHORTER.get(words[0], ())
     if words[0] == "train" and "--max-steps" in words:
         more = ()
@@ -73,7 +71,7 @@ def shortened(words: list[str]) -> tuple[str, ...]:
     return (*words, *more)
 
 
-def documented() -> list[str]:
+def documented():
     lines = {line for name in PAGES for line in command_lines(name) if project_words(line)}
     return sorted(lines)
 
@@ -123,7 +121,7 @@ def test_every_command_is_of_a_known_kind():
 
 
 @cache
-def printed() -> list[re.Pattern[str]]:
+def printed():
     """What the code of all projects can print, as patterns: a field of a text is anything."""
     patterns = set()
     for path in [*REPOSITORY.glob("template/**/*.py"), *REPOSITORY.glob("template/**/*.py.jinja")]:
@@ -138,7 +136,7 @@ def printed() -> list[re.Pattern[str]]:
     return [re.compile(pattern) for pattern in patterns]
 
 
-def pattern_of(node: Any) -> str:
+def pattern_of(node):
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return re.sub(r"\\\{\w+\\\}", ".*", re.escape(node.value))
     if isinstance(node, ast.JoinedStr):
@@ -148,7 +146,7 @@ def pattern_of(node: Any) -> str:
     return ""
 
 
-def quoted() -> list[str]:
+def quoted():
     """The lines of errors, notes and alerts in all pages, without their kind."""
     lines = []
     for path in (REPOSITORY / "docs").rglob("*.md"):
@@ -179,7 +177,7 @@ def test_the_files_of_an_extra_are_those_of_the_page(extra):
     assert added == set(re.findall(r"`([^`]+)`", text))
 
 
-def files(folder: Path) -> set[str]:
+def files(folder):
     """By their names, those of the package by their names in it."""
     paths = [path for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc"]
     names = {str(path.relative_to(folder)) for path in paths if path.name != "__init__.py"}

@@ -4,7 +4,7 @@ import prose
 from rendering import REPOSITORY
 
 
-def test_words_and_sentences() -> None:
+def test_words_and_sentences():
     places = []
     unused = dict(prose.RULES["allowed"])
     for path in prose.files():

@@ -4,7 +4,6 @@ import functools
 import json
 import re
 import shlex
-from typing import Any
 
 import pytest
 import reference
@@ -24,7 +23,7 @@ VARIABLE = re.compile(r'"(?!SC_)([A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+)"')
 
 
 @functools.cache
-def pages() -> dict[str, str]:
+def pages():
     return reference.pages()
 
 
@@ -86,7 +85,7 @@ def test_every_environment_variable_is_in_the_reference():
 # ---- what runs write ----------------------------------------------------------------------------
 
 
-def names_of(section: str, entry: str, workload: str, *conditions: str) -> set[str]:
+def names_of(section, entry, workload, *conditions):
     """The names of reference.yml that a run of a workload has, under these conditions too."""
     names = set()
     for name, described in reference.texts()[section][entry]["keys"].items():
@@ -98,7 +97,7 @@ def names_of(section: str, entry: str, workload: str, *conditions: str) -> set[s
     return names
 
 
-def keys(records: list[dict[str, Any]]) -> set[str]:
+def keys(records):
     return {name for record in records for name in record}
 
 

@@ -4,8 +4,6 @@ and prints what the page shows."""
 import re
 import shlex
 import shutil
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from copiers import _clean_home, commit  # noqa: F401
@@ -26,7 +24,7 @@ PYTHON = "python -m my_training "
 CLOSE = 0.05  # another processor rounds differently
 
 
-def blocks() -> Iterator[tuple[str, str, str]]:
+def blocks():
     """(language, text, name of the file) of each block of the page."""
     for match in BLOCK.finditer(PAGE):
         name, language, text = match.groups()
@@ -36,11 +34,11 @@ def blocks() -> Iterator[tuple[str, str, str]]:
 class Reader:
     """Somebody who types the commands, first in an empty folder and then in the project."""
 
-    def __init__(self, folder: Path, source: Path) -> None:
+    def __init__(self, folder, source):
         self.folder = folder
         self.source = source
 
-    def type(self, command: str) -> str:
+    def type(self, command):
         """What a command prints."""
         if command.startswith(INSTALLS):
             return ""
@@ -54,7 +52,7 @@ class Reader:
         return shell(self.folder, "sh", "-c", f"({command}) 2>&1")
 
 
-def are_close(shown: str, printed: str) -> bool:
+def are_close(shown, printed):
     """Whether two words are equal, or two numbers with a decimal point are close."""
     if shown == printed:
         return True
@@ -65,7 +63,7 @@ def are_close(shown: str, printed: str) -> bool:
     return "." in shown and measured == pytest.approx(expected, rel=CLOSE)
 
 
-def is_shown(shown: str, printed: str) -> bool:
+def is_shown(shown, printed):
     """Whether a line of the page stands for a printed line; `...` at its end stands for any words."""
     expected = shown.split()
     measured = printed.split()
@@ -75,11 +73,11 @@ def is_shown(shown: str, printed: str) -> bool:
     return len(expected) == len(measured) and all(map(are_close, expected, measured))
 
 
-def lines_of(text: str) -> list[str]:
+def lines_of(text):
     return [line for line in text.splitlines() if line.strip()]
 
 
-def compare(shown: list[str], printed: list[str]) -> None:
+def compare(shown, printed):
     """Fail at the first line of the page that was not printed; a line `...` skips any lines."""
     may_skip = False
     place = 0

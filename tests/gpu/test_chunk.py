@@ -1,7 +1,6 @@
 """The chunk loader where it belongs: copies beside the step, chunks that bound the device's
 memory."""
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -21,7 +20,7 @@ BATCH = 32
 BATCH_BYTES = 4 * BATCH * 64 * 70
 
 
-def module(name: str, loader: str = "chunk") -> Any:
+def module(name, loader="chunk"):
     return imported(project(loader=loader), name)
 
 
@@ -43,16 +42,16 @@ class Samples:
     host = None
     orders: ClassVar[dict[str, Any]] = {}
 
-    def __init__(self, spans: Any):
+    def __init__(self, spans):
         self.Spans = spans
 
-    def __len__(self) -> int:
+    def __len__(self):
         return ROWS
 
-    def lengths(self) -> np.ndarray:
+    def lengths(self):
         return 1 + np.arange(ROWS) * 7 % 40
 
-    def spans(self, indices: np.ndarray, epoch: int) -> dict[str, Any]:
+    def spans(self, indices, epoch):
         present = indices >= 0
         rows = np.where(present, indices, 0)
         text = np.where(present, self.lengths()[indices], 0)
@@ -62,18 +61,18 @@ class Samples:
             "tokens": self.Spans(40 * rows, max(int(text.max()), 1), text),
         }
 
-    def batch(self, rows: dict[str, Any]) -> dict[str, torch.Tensor]:
+    def batch(self, rows):
         flat = {name: part.values for name, part in rows.items()}
         return flat | {"lengths": rows["tokens"].lengths}
 
 
 def make(
-    loader: str,
-    folder: Path,
-    device: str,
-    order: str,
-    size: float | str = "auto",
-) -> Any:
+    loader,
+    folder,
+    device,
+    order,
+    size="auto",
+):
     data = SimpleNamespace(
         order=order, batch_size=BATCH, fraction=1.0, shuffle_block=300, chunk_size_gb=size,
         resident="auto", pin_memory=True, num_workers=0, prefetch_factor=2, persistent_workers=True,
@@ -89,7 +88,7 @@ def make(
     )
 
 
-def check_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+def check_equal(one, other):
     """Bit for bit; the other one is on the GPU."""
     for name, value in one.items():
         assert other[name].is_cuda

@@ -50,7 +50,7 @@ train.Trainer.step = slow
 every_script = pytest.mark.parametrize("workload", SMALL)
 
 
-def script(workload: str) -> Path:
+def script(workload):
     """The rendered script of a workload."""
     carried = os.environ.get("FASTTRAIN_PROJECTS")
     if carried:
@@ -60,7 +60,7 @@ def script(workload: str) -> Path:
     return render(workload=workload, layout="script")
 
 
-def start(workload: str, folder: Path, *words: str, before: str = "") -> subprocess.Popen[str]:
+def start(workload, folder, *words, before=""):
     """`python train.py WORDS` in the folder; `before` is Python that runs when it is loaded."""
     folder.mkdir(exist_ok=True)
     code = f"import sys; sys.path.insert(0, {str(script(workload))!r})\nimport train\n{before}\n"
@@ -70,7 +70,7 @@ def start(workload: str, folder: Path, *words: str, before: str = "") -> subproc
     return subprocess.Popen(command, cwd=folder, stdout=pipe, stderr=pipe, text=True)
 
 
-def run(workload: str, folder: Path, *words: str, before: str = "") -> str:
+def run(workload, folder, *words, before=""):
     """Run it to its end, without an error; what it printed."""
     process = start(workload, folder, *words, before=before)
     out, err = process.communicate(timeout=300)

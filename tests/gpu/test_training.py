@@ -26,7 +26,7 @@ OPTIONS = (
 )
 
 
-def project(workload: str = "tabular", loader: str = "memmap", framework: str = "pytorch") -> Path:
+def project(workload="tabular", loader="memmap", framework="pytorch"):
     """The rendered project of these answers, with code for fp8 where the workload has it."""
     carried = os.environ.get("FASTTRAIN_PROJECTS")
     if carried:
@@ -37,9 +37,7 @@ def project(workload: str = "tabular", loader: str = "memmap", framework: str = 
     return render(workload=workload, loader=loader, framework=framework, **more)
 
 
-def train(
-    folder: Path, *words: str, code: int = 0, before: str = "", **answers: str
-) -> subprocess.CompletedProcess[str]:
+def train(folder, *words, code=0, before="", **answers):
     """`python -m my_training WORDS` in `folder`; `before` is Python that runs first."""
     root = project(**answers)
     folder.mkdir(exist_ok=True)
@@ -57,19 +55,19 @@ def train(
     return done
 
 
-def losses(folder: Path) -> list[float]:
+def losses(folder):
     newest = max((folder / "runs").iterdir(), key=lambda path: path.stat().st_mtime)
     entries = map(json.loads, (newest / "metrics.jsonl").read_text().splitlines())
     return [entry["loss"] for entry in entries if "split" not in entry]
 
 
-def mean_loss(folder: Path, *words: str, **answers: str) -> float:
+def mean_loss(folder, *words, **answers):
     """Train in the folder; the mean of the last ten losses."""
     train(folder, "train", *OPTIONS, *words, **answers)
     return sum(losses(folder)[-10:]) / 10
 
 
-def check_resume(folder: Path, *words: str, **answers: str) -> None:
+def check_resume(folder, *words, **answers):
     """In deterministic mode a resumed run repeats the other one bit for bit, on a GPU as well."""
     whole = folder / "whole"
     parts = folder / "parts"

@@ -56,7 +56,7 @@ loader.deliver, meter.Meter.next_batch, run.Run.end_step = delivered, guarded, c
 """
 
 
-def cell(workload: str) -> dict[str, str]:
+def cell(workload):
     return {"workload": workload, "loader": LOADERS.get(workload, "dataloader")}
 
 

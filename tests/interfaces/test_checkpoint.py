@@ -21,7 +21,7 @@ from torch import nn
 class Tied(nn.Module):
     """Weights of every awkward kind: shared, transposed, half, empty, a scalar, whole numbers."""
 
-    def __init__(self, seed: int = 0):
+    def __init__(self, seed=0):
         super().__init__()
         random = torch.Generator().manual_seed(seed)
         self.embedding = nn.Embedding(5, 3)
@@ -38,43 +38,43 @@ class Tied(nn.Module):
 class Part:
     """Anything with a state."""
 
-    def __init__(self, value: Any):
+    def __init__(self, value):
         self.value = value
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self):
         return {"value": self.value}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state):
         self.value = state["value"]
 
 
-def make(folder: Path, seed: int = 0, keep: int = 2, **must_match: Any) -> Any:
+def make(folder, seed=0, keep=2, **must_match):
     """A Checkpoint of a small run whose content `seed` decides."""
     parts = {"model": Tied(seed), "other": Part([seed, "x", None])}
     return engine("training.checkpoint").Checkpoint(folder, OneOf(), keep, must_match, **parts)
 
 
-def saved(folder: Path) -> list[int]:
+def saved(folder):
     """Steps of the checkpoints, newest first."""
     return sorted((step_of(path) for path in folder.glob("step-*.pt")), reverse=True)
 
 
-def file_of(folder: Path, step: int) -> Path:
+def file_of(folder, step):
     (path,) = folder.glob(f"step-{step:08d}-*.pt")
     return path
 
 
-def save(folder: Path, *steps: int, keep: int = 2) -> None:
+def save(folder, *steps, keep=2):
     """Checkpoints of these steps, each with its own content."""
     for step in steps:
         make(folder, step, keep).save(step)
 
 
-def best_step(folder: Path) -> int:
+def best_step(folder):
     return make(folder).find("best")["step"]
 
 
-def assert_content(folder: Path, step: int, **must_match: Any) -> Any:
+def assert_content(folder, step, **must_match):
     """The newest intact checkpoint is that of `step`, whole, in all its parts."""
     into = make(folder, seed=99, **must_match)
     assert into.find("last")["step"] == step
@@ -167,7 +167,7 @@ def test_the_best_one_stays_until_another_is_better(tmp_path):
     assert best_step(tmp_path) == 7, "a damaged best one gives way to the newest"
 
 
-def full(*arguments: object) -> None:
+def full(*arguments):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
@@ -196,7 +196,7 @@ def test_a_save_that_fails_is_said_and_leaves_the_others_whole(fails, tmp_path, 
 DAMAGES = [0.0, 0.1, 0.3, 0.5, 0.7, 0.99, "cut", "empty", "longer"]
 
 
-def damage(path: Path, how: Any) -> None:
+def damage(path, how):
     size = path.stat().st_size
     if isinstance(how, float):
         flip_bit(path, int(size * how))
@@ -222,7 +222,7 @@ def test_the_newest_intact_one_wins_and_others_are_named(how, tmp_path, monkeypa
     assert not path.exists()
 
 
-def unmapped(*_: Any) -> None:
+def unmapped(*_):
     """What torch says."""
     raise RuntimeError("unable to open file <x.pt> in read-only mode: Too many open files (24)")
 
@@ -230,10 +230,10 @@ def unmapped(*_: Any) -> None:
 class Unreadable(io.RawIOBase):
     """A file that opens, and cannot be read."""
 
-    def readable(self) -> bool:
+    def readable(self):
         return True
 
-    def readinto(self, _: Any) -> int:
+    def readinto(self, _):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
@@ -244,8 +244,8 @@ def test_an_error_of_reading_is_no_damage(tmp_path, monkeypatch):
     module = engine("training.checkpoint")
     files = engine("files")
 
-    def failing(number: int) -> Any:
-        def call(path: Any, *_: Any, **__: Any) -> Any:
+    def failing(number):
+        def call(path, *_, **__):
             raise OSError(number, os.strerror(number), str(path))
 
         return call
@@ -273,7 +273,7 @@ def test_an_error_of_reading_is_no_damage(tmp_path, monkeypatch):
     assert module.Checkpoint(tmp_path / "absent", OneOf()).candidates("last") == []
 
 
-def wrong_types() -> list[Any]:
+def wrong_types():
     """Checkpoints of the next format's shape, with a value of another type in each place."""
     wrong: list[Any] = [[1], "text", {"step": 3}, {"model": {}}]
     for name in ("format", "must_match", "model", "other"):
@@ -357,12 +357,12 @@ class Killed(BaseException):
 TOUCHES = ("open", "fsync", "replace", "unlink", "mkdir")
 
 
-def kill_at(hit: int, when: str, patch: pytest.MonkeyPatch) -> None:
+def kill_at(hit, when, patch):
     """Ends the process before or after the call number `hit`."""
     calls = iter(range(1, 1000))
 
-    def deadly(real: Any) -> Any:
-        def call(*arguments: Any, **named: Any) -> Any:
+    def deadly(real):
+        def call(*arguments, **named):
             number = next(calls)
             if number == hit and when == "before":
                 raise Killed
@@ -428,7 +428,7 @@ def test_a_checkpoint_that_goes_while_it_is_read_gives_way_to_the_newer_one(tmp_
     made = make(tmp_path)
     made.save(1, is_best=True)
 
-    def removed(self: Any, path: Path) -> bool:
+    def removed(self, path):
         monkeypatch.undo()
         make(tmp_path, 2).save(2, is_best=True)
         path.unlink()
@@ -441,7 +441,7 @@ def test_a_checkpoint_that_goes_while_it_is_read_gives_way_to_the_newer_one(tmp_
 class Malicious:
     """Runs code where it is unpickled without care."""
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self):
         return os.mkdir, ("was-run",)
 
 

@@ -2,26 +2,25 @@
 is left."""
 
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from fakes import CPU, OneOf, engine
-from torch import Tensor, nn
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class Batches:
     """A loader of these batches."""
 
-    def __init__(self, batches: list[dict[str, Tensor]]):
+    def __init__(self, batches):
         self.batches = batches
 
-    def __len__(self) -> int:
+    def __len__(self):
         return len(self.batches)
 
-    def epoch(self, number: int) -> Any:
+    def epoch(self, number):
         return iter(self.batches)
 
 
@@ -29,12 +28,12 @@ class Squares(nn.Module):
     """Loss: mean of x² over present samples. Metrics: `all` over samples, `even` over even numbers
     alone."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.dropout = nn.Dropout(0.5)
         self.register_buffer("passes", torch.zeros(()))
 
-    def forward(self, batch: dict[str, Tensor]) -> Any:
+    def forward(self, batch):
         if self.training:
             self.passes += 1
         x = self.dropout(batch["x"])
@@ -49,7 +48,7 @@ class Squares(nn.Module):
         return engine("interfaces").Output(total / weight.clamp(min=1), weight, metrics)
 
 
-def evaluate(model: nn.Module, loader: Any, distributed: Any = None, **more: Any) -> Any:
+def evaluate(model, loader, distributed=None, **more):
     project = SimpleNamespace(
         wrapped=model,
         device=CPU,
@@ -59,7 +58,7 @@ def evaluate(model: nn.Module, loader: Any, distributed: Any = None, **more: Any
     return engine("training.evaluation").evaluate(project, loader, **more)
 
 
-def numbered(values: np.ndarray, batch: int) -> list[dict[str, Tensor]]:
+def numbered(values, batch):
     """Batches of `values`, the last one padded with nan; one more is only padding."""
     x = torch.full(((len(values) // batch + 2) * batch,), torch.nan)
     x[: len(values)] = torch.from_numpy(values)
@@ -109,9 +108,7 @@ class Operators(TorchDispatchMode):
 
     count = 0
 
-    def __torch_dispatch__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         self.count += 1
         return function(*args, **(kwargs or {}))
 

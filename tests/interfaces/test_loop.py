@@ -9,19 +9,19 @@ import torch
 from fakes import Loop, OneOf, Ragged, Summing, cut, ragged_batch
 from hypothesis import given, strategies
 from hypothesis import settings as hypothesis_settings
-from torch import Tensor, nn
+from torch import nn
 from variants import choices
 
 FLOATS = (torch.float64, torch.float32)
 every_framework = pytest.mark.parametrize("framework", choices("framework"))
 
 
-def moved(model: nn.Module, start: dict[str, Tensor]) -> dict[str, Tensor]:
+def moved(model, start):
     """How far each weight went, which is the gradient that the optimizer saw."""
     return {name: start[name] - value.detach() for name, value in model.named_parameters()}
 
 
-def mean_gradient(model: nn.Module, batch: dict[str, Tensor]) -> tuple[dict[str, Tensor], float]:
+def mean_gradient(model, batch):
     """Gradient of the mean loss of one whole batch, and that loss, by nothing but autograd in
     float64."""
     reference = copy.deepcopy(model).double()
@@ -33,20 +33,18 @@ def mean_gradient(model: nn.Module, batch: dict[str, Tensor]) -> tuple[dict[str,
     return {name: parameter.grad for name, parameter in reference.named_parameters()}, loss.item()
 
 
-def assert_same(
-    actual: dict[str, Tensor], wanted: dict[str, Tensor], tolerance: float = 1e-6
-) -> None:
+def assert_same(actual, wanted, tolerance=1e-6):
     assert actual.keys() == wanted.keys()
     scale = max(value.abs().max().item() for value in wanted.values())
     for name, value in actual.items():
         assert (value.double() - wanted[name]).abs().max() <= tolerance * scale, name
 
 
-def norm_of(gradients: dict[str, Tensor]) -> float:
+def norm_of(gradients):
     return math.sqrt(sum(value.square().sum().item() for value in gradients.values()))
 
 
-def state(model: nn.Module) -> dict[str, Tensor]:
+def state(model):
     return {name: value.detach().clone() for name, value in model.named_parameters()}
 
 
@@ -151,7 +149,7 @@ def test_a_group_keeps_its_own_rate(framework):
     assert_same(moved(model, start), wanted)
 
 
-def stateful(x: list[float], index: list[int]) -> dict[str, Tensor]:
+def stateful(x, index):
     numbers = torch.tensor(index)
     return {"x": torch.tensor(x), "index": numbers, "present": numbers >= 0}
 

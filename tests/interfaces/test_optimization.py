@@ -14,16 +14,16 @@ from torch import Tensor, nn
 
 
 class Own(nn.Module):
-    def __init__(self, layer: nn.Module | None = None) -> None:
+    def __init__(self, layer=None):
         super().__init__()
         self.layer = layer or nn.Linear(4, 4)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         y = self.layer(x)
         return x + (y[0] if isinstance(y, tuple) else y).relu()
 
 
-def settings(**changed: Any) -> Any:
+def settings(**changed):
     overrides = [(key.replace("__", "."), str(value)) for key, value in changed.items()]
     return imported(render(), "settings").Settings.load(None, None, overrides, {})
 
@@ -114,12 +114,12 @@ RNNS = [  # the class, its options, and the inputs: (B, T, C), (T, B, C), (T, C)
 ]
 
 
-def counted(rnn: Any) -> list[int]:
+def counted(rnn):
     """The steps of each call of an RNN's own forward, from here on."""
     forward = rnn.forward
     lengths: list[int] = []
 
-    def run(x: Any, hx: Any = None) -> Any:
+    def run(x, hx=None):
         if isinstance(x, Tensor):
             lengths.append(x.shape[1 if rnn.batch_first and x.dim() == 3 else 0])
         return forward(x, hx)

@@ -3,7 +3,6 @@ seed."""
 
 import itertools
 import tracemalloc
-from typing import Any
 
 import numpy as np
 import pytest
@@ -29,7 +28,7 @@ SIMPLE = {
 
 
 @strategies.composite
-def orders(draw: Any, kinds: tuple[str, ...] = ORDERS, train: bool | None = None) -> dict[str, Any]:
+def orders(draw, kinds=ORDERS, train=None):
     """Arguments of an order, for all of its ranks."""
     length = draw(strategies.integers(1, 150))
     lengths = strategies.lists(strategies.integers(0, 30), min_size=length, max_size=length)
@@ -48,7 +47,7 @@ def orders(draw: Any, kinds: tuple[str, ...] = ORDERS, train: bool | None = None
     }
 
 
-def make(arguments: dict[str, Any], **changed: Any) -> Any:
+def make(arguments, **changed):
     chosen = {**SIMPLE, **arguments, **changed}
     lengths = chosen.get("lengths")
     if lengths is None and chosen["kind"] == "bucket":
@@ -66,26 +65,26 @@ def make(arguments: dict[str, Any], **changed: Any) -> Any:
     return order(chosen["length"], given_settings, *place)
 
 
-def ranks(arguments: dict[str, Any]) -> list[Any]:
+def ranks(arguments):
     return [make(arguments, rank=rank) for rank in range(arguments["world"])]
 
 
-def whole_epoch(order: Any, epoch: int) -> np.ndarray:
+def whole_epoch(order, epoch):
     """(batches, B) indices of an epoch."""
     return order.indices(epoch, 0, len(order))
 
 
-def of_all_ranks(arguments: dict[str, Any], epoch: int) -> np.ndarray:
+def of_all_ranks(arguments, epoch):
     """(batches, B × world) indices of an epoch."""
     return np.concatenate([whole_epoch(order, epoch) for order in ranks(arguments)], 1)
 
 
-def samples_of(indices: np.ndarray) -> list[int]:
+def samples_of(indices):
     """The samples, without padding."""
     return indices[indices >= 0].tolist()
 
 
-def chosen_from(order: Any) -> list[int]:
+def chosen_from(order):
     """The samples that an epoch chooses from."""
     return order.sample(np.arange(order.count)).tolist()
 

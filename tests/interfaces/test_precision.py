@@ -1,7 +1,6 @@
 """Number formats: what autocast computes in, and the loss scale."""
 
 import copy
-from typing import Any
 
 import pytest
 import torch
@@ -13,7 +12,7 @@ DTYPES = (torch.bfloat16, torch.float32, torch.float16, torch.float64)
 HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
-def make(name: str) -> Any:
+def make(name):
     return engine("compute.precision").Precision(name, CPU)
 
 

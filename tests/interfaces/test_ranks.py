@@ -7,7 +7,6 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +15,12 @@ import torch
 from fakes import Loop, Ragged, cut, engine, ragged_batch
 from ranks import PATIENCE, free_port
 from running import until
-from torch import nn
 from variants import choices
 
 SEVERAL = [choice for choice in choices("distributed") if choice != "none"]
 
 
-def on_two_ranks(work: Callable[[int], Any]) -> list[Any]:
+def on_two_ranks(work):
     """What `work(rank)` gives in each of two processes that find each other; it may be an
     exception."""
     port = free_port()
@@ -42,7 +40,7 @@ def on_two_ranks(work: Callable[[int], Any]) -> list[Any]:
             os._exit(0)
         children.append(child)
 
-    def all_ended() -> bool:
+    def all_ended():
         children[:] = [child for child in children if not os.waitpid(child, os.WNOHANG)[0]]
         return not children
 
@@ -54,7 +52,7 @@ def on_two_ranks(work: Callable[[int], Any]) -> list[Any]:
     return [pickle.loads((folder / f"{rank}").read_bytes()) for rank in range(2)]
 
 
-def part(choice: str) -> Any:
+def part(choice):
     workload = "llm" if choice == "fsdp" else "tabular"
     return engine("compute.distributed", distributed=choice, workload=workload)
 
@@ -62,16 +60,14 @@ def part(choice: str) -> Any:
 class Blocks(Ragged):
     """Ragged as a model with a block, in float32."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(torch.float32)
 
-    def blocks(self) -> list[nn.Module]:
+    def blocks(self):
         return [self.layer]
 
 
-def steps(
-    choice: str, rank: int, world: int, clip: float, framework: str
-) -> tuple[dict, list[float]]:
+def steps(choice, rank, world, clip, framework):
     """Weights and losses after three groups of ragged micro-batches, of which a rank has its
     rows."""
     rows = slice(rank * 8 // world, (rank + 1) * 8 // world)
@@ -107,7 +103,7 @@ def test_two_ranks_take_the_steps_of_one(choice, clip, framework):
         torch.testing.assert_close(weights, expected_weights, rtol=1e-5, atol=1e-6)
 
 
-def agreements(choice: str, rank: int) -> dict[str, Any]:
+def agreements(choice, rank):
     """What two ranks that differ make of it."""
     distributed = part(choice).Distributed()
     error = sys.modules[type(distributed).__mro__[1].__module__].UserError
@@ -122,11 +118,11 @@ def agreements(choice: str, rank: int) -> dict[str, Any]:
         "begin": str(distributed.begin(lambda: Path(f"of {rank}"))),
     }
 
-    def wait() -> None:
+    def wait():
         time.sleep(0.1 * (rank == 0))
         result["time"] = time.monotonic()
 
-    def fail() -> None:
+    def fail():
         if rank == 1:
             raise error("a disk is full", "host b", "make room")
 

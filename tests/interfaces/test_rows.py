@@ -1,7 +1,6 @@
 """What a row of training says: means over the steps since the row before, and each group's own
 rate."""
 
-from pathlib import Path
 from shlex import split
 
 import pytest
@@ -18,7 +17,7 @@ WORDS = split(
 )
 
 
-def measuring() -> None:
+def measuring():
     """A model that measures half of its loss while it trains, with a graph behind it, and adds up
     targets."""
 
@@ -48,11 +47,11 @@ def place(single, tmp_path):
     return tmp_path
 
 
-def training(folder: Path) -> list[dict]:
+def training(folder):
     return [row for row in rows(folder) if "split" not in row]
 
 
-def mean(rows: list[dict], name: str) -> float:
+def mean(rows, name):
     """Computed here: groups have unequally many targets."""
     return sum(row[name] * row["targets"] for row in rows) / sum(row["targets"] for row in rows)
 

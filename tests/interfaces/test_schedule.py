@@ -15,13 +15,11 @@ from torch.optim import lr_scheduler
 PEAK = 0.02
 
 
-def optimizer() -> torch.optim.Optimizer:
+def optimizer():
     return torch.optim.SGD([torch.zeros(1)], lr=PEAK)
 
 
-def rates(
-    name: str, total: int, warmup: int | str = 0, final: float = 0.1, steps: int | None = None
-) -> list[float]:
+def rates(name, total, warmup=0, final=0.1, steps=None):
     """The rates of the first steps of a run, by default of all."""
     settings = SimpleNamespace(
         schedule=SimpleNamespace(name=name, warmup_steps=warmup, final_factor=final),
@@ -31,7 +29,7 @@ def rates(
     return [learning_rate(step, total, settings) for step in range(steps or total)]
 
 
-def torch_rates(scheduler: Any, steps: int) -> list[float]:
+def torch_rates(scheduler, steps):
     rates = []
     for _ in range(steps):
         rates.append(scheduler.get_last_lr()[0])

@@ -7,8 +7,6 @@ A fault replaces `forward` of whatever the workload's `build_model` returns, in 
 
 import functools
 import random
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,17 +15,16 @@ from rendering import render
 from running import check_run, evaluations, losses, weights
 from sizes import TINY
 from synthetic import SHORT, place  # noqa: F401
-from torch import Tensor
 from variants import choices
 
 
-def change_model(change: Callable[[Any], None]) -> None:
+def change_model(change):
     """Calls `change` on every model that the project builds."""
     from my_training import model as module  # type: ignore[import-not-results]
 
     real = module.build_model
 
-    def build(*arguments: Any) -> Any:
+    def build(*arguments):
         model = real(*arguments)
         change(model)
         return model
@@ -35,20 +32,20 @@ def change_model(change: Callable[[Any], None]) -> None:
     module.build_model = build
 
 
-def replace_forward(change: Callable[[Any, Callable[..., Any], dict[str, Tensor]], Any]) -> None:
+def replace_forward(change):
     """Puts change(model, real forward, batch) in the place of every model's forward."""
 
-    def replace(model: Any) -> None:
+    def replace(model):
         model.forward = functools.partial(change, model, model.forward)
 
     change_model(replace)
 
 
-def restless() -> None:
+def restless():
     """A model that draws from every generator and keeps running statistics, as dropout and
     BatchNorm do."""
 
-    def forward(model: Any, real: Any, batch: dict[str, Tensor]) -> Any:
+    def forward(model, real, batch):
         output = real(batch)
         if not model.training:
             return output._replace(loss=output.loss + 0.1 * model.statistic)
@@ -60,13 +57,13 @@ def restless() -> None:
     change_model(lambda model: model.register_buffer("statistic", torch.zeros(())))
 
 
-def restless_and_tried_thrice() -> None:
+def restless_and_tried_thrice():
     restless()
     from my_training.engine.training import run as module  # type: ignore[import-not-results]
 
     once = module.dry_run
 
-    def thrice(*arguments: Any) -> Any:
+    def thrice(*arguments):
         for _ in range(2):
             once(*arguments)
         return once(*arguments)

@@ -4,9 +4,7 @@ import json
 import os
 import threading
 import time
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +13,7 @@ from importing import imported
 from rendering import render
 
 
-def stored(folder: Path, value: float = 1.0, **facts: Any) -> Any:
+def stored(folder, value=1.0, **facts):
     store = engine("loading.store")
     with store.StoreWriter(folder, "tabular") as writer:
         writer.append("x", np.full((4, 1), value, np.float32))
@@ -34,7 +32,7 @@ def test_the_same_bytes_under_other_facts_are_other_data(tmp_path):
     assert stored(tmp_path / "d", 2.0, targets=[0]).fingerprint != first.fingerprint
 
 
-def files_of(folder: Path) -> dict[str, bytes]:
+def files_of(folder):
     unlike = ("verified.json", ".lock")  # they name a time and a process
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.name not in unlike}
 
@@ -160,7 +158,7 @@ def test_a_sealed_manifest_with_values_of_other_types_is_one_line(tmp_path):
                 read(tmp_path)
 
 
-def flip_unseen(path: Path) -> None:
+def flip_unseen(path):
     """Flip bits, with the size and the times of the file as they were."""
     before = path.stat()
     path.write_bytes(path.read_bytes()[:-1] + b"\xff")
@@ -200,7 +198,7 @@ def test_a_run_remembers_its_data_without_their_rows(tmp_path):
 class Guard:
     """The hook in a run on the data in a folder."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder):
         project = render(extras=["guard"])
         self.failed: list[Exception] = []
         self.module = imported(project, "hooks.guard")
@@ -208,7 +206,7 @@ class Guard:
         run_project = SimpleNamespace(store=store, distributed=OneOf())
         self.run = SimpleNamespace(project=run_project)
 
-    def watch(self) -> list[Exception]:
+    def watch(self):
         hook = self.module.Hook()
         hook.start(self.run)
         for thread in threading.enumerate():

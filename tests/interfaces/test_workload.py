@@ -2,8 +2,7 @@
 it."""
 
 import functools
-from types import ModuleType
-from typing import Any, get_args
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -21,11 +20,11 @@ from workload import Workload
 every_workload = pytest.mark.parametrize("workload", choices("workload"))
 
 
-def module(workload: str, name: str, **answers: str) -> ModuleType:
+def module(workload, name, **answers):
     return imported(render(workload=workload, **answers), name)
 
 
-def settings(workload: str, *flags: str, **answers: str) -> Any:
+def settings(workload, *flags, **answers):
     """A workload's small settings."""
     given = ("--compile.enabled", "false", *TINY[workload], *flags)
     if "data.num_workers" in catalogue_of(render(workload=workload, **answers)):
@@ -34,14 +33,14 @@ def settings(workload: str, *flags: str, **answers: str) -> Any:
 
 
 @functools.cache
-def store(workload: str) -> Any:
+def store(workload):
     """The workload's synthetic data, written once."""
     folder = scratch() / f"synthetic-{workload}"
     module(workload, "dataset").synthesize(folder, settings(workload))
     return module(workload, "engine.loading.store").Store.open(folder, workload)
 
 
-def model_of(workload: str, *flags: str) -> Any:
+def model_of(workload, *flags):
     """The model as a run builds it, on the CPU."""
     alone = OneOf()
     alone.wrap = lambda model, *_: model
@@ -49,11 +48,11 @@ def model_of(workload: str, *flags: str) -> Any:
     return assemble(settings(workload, *flags), alone, store(workload)).model
 
 
-def samples(workload: str, split: str = "train") -> Any:
+def samples(workload, split="train"):
     return module(workload, "dataset").Samples(store(workload), settings(workload), split)
 
 
-def read(workload: str, numbers: list[int], split: str = "validation") -> dict[str, Tensor]:
+def read(workload, numbers, split="validation"):
     """The batch of these samples, read without a loader."""
     engine_rows = module(workload, "engine.loading.rows")
     of_split = samples(workload, split)
@@ -68,7 +67,7 @@ def read(workload: str, numbers: list[int], split: str = "validation") -> dict[s
 
 
 @torch.no_grad()
-def sums(model: Any, batches: list[dict[str, Tensor]]) -> dict[str, np.ndarray]:
+def sums(model, batches):
     """(sum, count) of the loss and of each metric, in float64."""
     totals: dict[str, np.ndarray] = {}
     for batch in batches:
@@ -181,13 +180,11 @@ def test_every_order_of_the_workload_gives_what_a_direct_reading_gives(workload,
 class Copies(TorchDispatchMode):
     """Counts the operations that put values of the host onto the device `meta`."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.count = 0
 
-    def __torch_dispatch__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         result = function(*args, **(kwargs or {}))
         inputs = [x for x in tree_leaves(args) if isinstance(x, Tensor)]
         outputs = [x for x in tree_leaves(result) if isinstance(x, Tensor)]

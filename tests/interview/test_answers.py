@@ -24,7 +24,7 @@ def stopped(tmp_path_factory):
     return folder
 
 
-def resolved(cwd: Path) -> str:
+def resolved(cwd):
     return (newest_run(cwd) / "config.resolved.yaml").read_text()
 
 

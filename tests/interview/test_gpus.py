@@ -1,7 +1,5 @@
 """The GPU table and the one rule that picks a precision, as they are in a rendered project."""
 
-from typing import Any
-
 import pytest
 from gpu_table import CARDS, lines
 from importing import imported
@@ -16,22 +14,22 @@ FORMATS = ("fp16", "bf16", "tf32", "fp8")
 every_gpu = pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.key)
 
 
-def capability(gpu: Any) -> tuple[int, int]:
+def capability(gpu):
     major, minor = map(int, gpu.sm.split("."))
     return major, minor
 
 
-def resolve(name: str, gpu: Any) -> tuple[str, str]:
+def resolve(name, gpu):
     card = gpus.Card(gpu.label, capability(gpu), hip=is_amd(gpu))
     resolved: tuple[str, str] = gpus.resolve_precision(name, card)
     return resolved
 
 
-def matching(name: str, sm_count: int, memory_gb: float) -> Any:
+def matching(name, sm_count, memory_gb):
     return gpu_table.match(gpus.Card(name, (8, 0), memory_gb, sm_count))
 
 
-def is_amd(gpu: Any) -> bool:
+def is_amd(gpu):
     return gpu.label.startswith("AMD")
 
 

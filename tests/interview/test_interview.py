@@ -16,7 +16,7 @@ COPY = [sys.executable, "-m", "copier", "copy"]
 FIRST = ("project_name", "package_name", "project_description", "workload", "layout")
 
 
-def labels(question: str, family: str | None = None) -> list[str]:
+def labels(question, family=None):
     """The choices of a question as copier.yml writes them, in their order; of GPUs those of one
     family."""
     if family is None:
@@ -31,24 +31,22 @@ def interview(tmp_path):
         yield terminal
 
 
-def pointed(lines: list[str]) -> list[str]:
+def pointed(lines):
     return [line for line in lines if line.startswith(POINTER)]
 
 
-def down(interview: Terminal) -> list[str]:
+def down(interview):
     """The screen after the next choice was pointed at."""
     was = pointed(interview.lines())
     interview.press(DOWN)
 
-    def moved(lines: list[str]) -> bool:  # a list half drawn has two pointers, or none
+    def moved(lines):  # a list half drawn has two pointers, or none
         return len(pointed(lines)) == 1 and pointed(lines) != was
 
     return interview.until("next choice", moved)
 
 
-def chosen(
-    interview: Terminal, question: str, number: int = 0, family: str | None = None
-) -> list[str]:
+def chosen(interview, question, number=0, family=None):
     """Holds that every choice of `question` can be scrolled to and read whole, and takes the
     `number`th.
 
@@ -70,7 +68,7 @@ def chosen(
     return refused
 
 
-def entered(interview: Terminal, question: str, text: str = "") -> None:
+def entered(interview, question, text=""):
     asked(interview, question)
     interview.press((CLEAR + text if text else "") + ENTER)
 

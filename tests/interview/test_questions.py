@@ -6,7 +6,6 @@ import keyword
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import yaml
@@ -22,7 +21,7 @@ PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "fp8")
 # ---- precision by GPU --------------------------------------------------------------------------
 
 
-def refused() -> list[tuple[str, str]]:
+def refused():
     """(gpu, precision) that the interview refuses of a workload that may have each."""
     pairs = itertools.product(choices("gpu"), choices("precision"))
     return [
@@ -135,7 +134,7 @@ def test_computed_values_cannot_be_set(tmp_path):
 # ---- the questionnaire -------------------------------------------------------------------------
 
 
-def message_after_copying(project: Path, *options: str) -> list[str]:
+def message_after_copying(project, *options):
     """The lines that Copier prints at the end."""
     words = ("copy", "--defaults", *options, str(template()), str(project))
     said = run_copier("newest", *words, cwd=project.parent)

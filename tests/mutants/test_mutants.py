@@ -20,7 +20,7 @@ import hypothesis.strategies
 import pytest
 import running  # noqa: F401
 import safetensors.torch  # noqa: F401
-from faults import FAMILIES, Fault
+from faults import FAMILIES
 from quick_copier import COMPILED
 from rendering import REPOSITORY, copy_template
 
@@ -33,7 +33,7 @@ hypothesis.settings.register_profile(
 SECONDS = 300  # until a test that hangs is killed, with the processes that it started
 
 
-def faulty(fault: Fault, folder: Path) -> Path:
+def faulty(fault, folder):
     """Copy the template with the fault in it. Raises LookupError where the fault has no place."""
     template = copy_template(folder) / "template"
     (package,) = (template / "project/src").iterdir()
@@ -49,7 +49,7 @@ def faulty(fault: Fault, folder: Path) -> Path:
     return folder
 
 
-def outcome(test: str, template: Path, folder: Path) -> tuple[int, str]:
+def outcome(test, template, folder):
     """Exit code and output of pytest over one test of `template`; a negative code where it hung."""
     log = folder / "output"
     sys.stdout.flush()
@@ -75,14 +75,14 @@ def outcome(test: str, template: Path, folder: Path) -> tuple[int, str]:
     return os.waitstatus_to_exitcode(status), log.read_text()
 
 
-def node_id(test: str) -> str:
+def node_id(test):
     """Of a test that is named with its file alone: no two files of tests have one name."""
     file, _, case = test.partition("::")
     (path,) = TESTS.rglob(file)
     return f"{path}::{case}"
 
 
-def run_test(test: str, template: Path, folder: Path, log: Path) -> int:
+def run_test(test, template, folder, log):
     gc.freeze()
     handle = os.open(log, os.O_WRONLY | os.O_CREAT)
     os.dup2(handle, 1)

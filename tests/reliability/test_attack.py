@@ -14,17 +14,14 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
 from importlib import import_module
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from importing import imported
 from made_up import files_of
 from rendering import render
-from running import Result, Running, newest_run, one_error, start
+from running import Result, newest_run, one_error, start
 from scripts import result_of, script, send, series, start_script, words_of
 from test_resume import OPTIONS
 from torch import nn
@@ -36,11 +33,11 @@ ROUNDS = range(50)
 # --- each bit, and 100 cuts, of files that describe data and checkpoints
 
 
-def engine(module: str) -> Any:
+def engine(module):
     return imported(render(workload="tabular"), f"engine.{module}")
 
 
-def prepared(folder: Path) -> Callable[[], Any]:
+def prepared(folder):
     with engine("loading.store").StoreWriter(folder, "tabular") as writer:
         writer.append("x", np.full((4, 2), 3.0, np.float32))
         writer.facts = {"target": {"mean": 0.5, "std": 3.0}}
@@ -48,17 +45,17 @@ def prepared(folder: Path) -> Callable[[], Any]:
     return lambda: vars(engine("loading.store").Store.open(folder))
 
 
-def remembered(folder: Path) -> Callable[[], Any]:
+def remembered(folder):
     prepared(folder / "data")
     store = engine("loading.store").Store.open(folder / "data")
     store.remember(folder)
     return lambda: vars(engine("loading.store").Store.remembered(folder))
 
 
-def saved(folder: Path) -> Callable[[], Any]:
+def saved(folder):
     """Two checkpoints, of which the older one is the best."""
 
-    def make() -> Any:
+    def make():
         one = engine("compute.distributed").Distributed()
         return engine("training.checkpoint").Checkpoint(
             folder, one, must_match={"data": "a"}, model=nn.Linear(2, 1)
@@ -68,7 +65,7 @@ def saved(folder: Path) -> Callable[[], Any]:
     made.save(1, is_best=True)
     made.save(2)
 
-    def load() -> Any:
+    def load():
         restored = {}
         for which, step in (("best", 1), ("last", 2)):
             found = make()
@@ -90,7 +87,7 @@ DESCRIPTIONS = [
 ]
 
 
-def flipped(content: bytes, bit: int) -> Iterator[bytes]:
+def flipped(content, bit):
     """One bit of each byte."""
     for place in range(len(content)):
         damaged = bytearray(content)
@@ -98,7 +95,7 @@ def flipped(content: bytes, bit: int) -> Iterator[bytes]:
         yield bytes(damaged)
 
 
-def cut(content: bytes, _: int) -> Iterator[bytes]:
+def cut(content, _):
     """A hundred cuts."""
     for place in range(100):
         yield content[: len(content) * place // 100]
@@ -122,9 +119,7 @@ def test_what_is_damaged_is_refused(make, name, damage, bit, tmp_path):
 # --- runs of the package and of the script
 
 
-def train(
-    layout: str, cwd: Path, *words: str, before: Any = lambda: None, name: str = ""
-) -> Running:
+def train(layout, cwd, *words, before=lambda: None, name=""):
     if layout == "script":
         words = words or words_of("timeseries", 60, 3, every=7)
         return start_script(script(), *words, cwd=cwd, before=lambda _: before(), name=name)
@@ -151,10 +146,10 @@ WHEN = [(layout, moment) for layout, moments in MOMENTS.items() for moment in mo
 TRAINING = [case for case in WHEN if case[1] != "prepare"]
 
 
-def at(layout: str, moment: str, act: Callable[[], None], call: int = 1) -> Callable[[], None]:
+def at(layout, moment, act, call=1):
     """Do something in a process when it comes to this moment, in this call of it."""
 
-    def change() -> None:
+    def change():
         module, _, names = MOMENTS[layout][moment].partition(":")
         owner = import_module(f"my_training.{module}" if module else "train")
         *classes, name = names.split(".")
@@ -162,7 +157,7 @@ def at(layout: str, moment: str, act: Callable[[], None], call: int = 1) -> Call
         real = getattr(owner, name)
         calls = iter(range(1, 10**9))
 
-        def changed(*arguments: Any, **named: Any) -> Any:
+        def changed(*arguments, **named):
             if next(calls) == call:
                 act()
             return real(*arguments, **named)
@@ -175,11 +170,11 @@ def at(layout: str, moment: str, act: Callable[[], None], call: int = 1) -> Call
 class Base:
     """Folders with a run of each layout: a whole one, and one that was stopped."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder):
         self.folder = folder
 
     @functools.cache  # noqa: B019 - as long as the tests
-    def run(self, layout: str, is_whole: bool) -> Path:
+    def run(self, layout, is_whole):
         place = self.folder / f"{layout}{is_whole}"
         place.mkdir()
         series(place / "data.file")
@@ -188,19 +183,19 @@ class Base:
         assert ended.code == (0 if is_whole else 143), ended.err
         return place
 
-    def result(self, layout: str) -> Any:
+    def result(self, layout):
         return result_of(self.run(layout, True))
 
-    def copy(self, layout: str, to: Path) -> Path:
+    def copy(self, layout, to):
         return shutil.copytree(self.run(layout, False), to)
 
-    def new(self, layout: str, to: Path) -> Path:
+    def new(self, layout, to):
         """A folder with data and no run."""
         shutil.copytree(self.run(layout, True), to)
         shutil.rmtree(to / "runs")
         return to
 
-    def assert_continues(self, layout: str, place: Path) -> None:
+    def assert_continues(self, layout, place):
         """Resumed, or begun again if it had not started, the run is that which nothing stopped."""
         settings = "settings.json" if layout == "script" else "config.resolved.yaml"
         words = ("--resume",) * any(place.glob(f"runs/*/{settings}"))
@@ -247,16 +242,16 @@ def test_a_signal_ignored_at_the_start_stays_ignored(layout, number, base, tmp_p
 # --- full disks
 
 
-def limit_file_size(size: int) -> None:
+def limit_file_size(size):
     """The nearest thing to a full disk that needs no rights: writing past `size` bytes fails."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
 
-def on_a_full_disk(begin: Callable[..., Running], size: int, when: Any = None) -> Result:
+def on_a_full_disk(begin, size, when=None):
     """Run a command whose files can have `size` bytes, from a moment on; its output is a pipe."""
     reading, writing = os.pipe()
 
-    def fill() -> None:
+    def fill():
         sys.stderr = os.fdopen(writing, "w", buffering=1)
         sys.stdout = io.StringIO()
         limit_file_size(size)
@@ -292,7 +287,7 @@ def test_a_full_disk_is_one_line(layout, moment, size, base, tmp_path):
 # --- prepare
 
 
-def prepare(folder: Path, rows: int, before: Any = None, name: str = "") -> Running:
+def prepare(folder, rows, before=None, name=""):
     """Prepare a table of so many rows into `folder`/data."""
     folder.mkdir(exist_ok=True)
     table = folder / f"{rows}.csv"
@@ -303,7 +298,7 @@ def prepare(folder: Path, rows: int, before: Any = None, name: str = "") -> Runn
     )
 
 
-def num_rows(folder: Path) -> int:
+def num_rows(folder):
     store = engine("loading.store").Store.open(folder / "data")
     return max(array.shape[0] for array in store.arrays.values())
 
@@ -331,7 +326,7 @@ def test_prepare_leaves_the_old_data_or_the_new(attack, tmp_path):
 # --- two processes at once
 
 
-def assert_ended(*commands: Running) -> list[int]:
+def assert_ended(*commands):
     """Each process has succeeded or has one line of error."""
     results = [command.wait() for command in commands]
     for result in results:
@@ -340,7 +335,7 @@ def assert_ended(*commands: Running) -> list[int]:
     return [result.code for result in results]
 
 
-def pause(number: int) -> None:
+def pause(number):
     time.sleep(random.Random(number).random() * (number % 5) / 10)
 
 

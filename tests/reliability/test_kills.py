@@ -10,7 +10,6 @@ import os
 import random
 import shutil
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -67,7 +66,7 @@ KILLS = [
 ]
 
 
-def at(moment: str, act: Callable[[int], None]) -> None:
+def at(moment, act):
     """Do something at each call, with its number from 1."""
     owner, name, after = MOMENTS[moment]
     real = getattr(owner, name)
@@ -75,7 +74,7 @@ def at(moment: str, act: Callable[[int], None]) -> None:
     count = 0
 
     @functools.wraps(real)
-    def changed(*arguments: Any, **named: Any) -> Any:
+    def changed(*arguments, **named):
         nonlocal count
         # Libraries remove files of their own, which another run may not: a cache of fonts.
         foreign = name == "unlink" and "checkpoints" not in str(arguments[0])
@@ -93,26 +92,26 @@ def at(moment: str, act: Callable[[int], None]) -> None:
     setattr(owner, name, changed)
 
 
-def count_calls() -> None:
+def count_calls():
     """Write down each call of each moment."""
     for moment in MOMENTS:
         path = Path(f"{CALLS}.{moment}").absolute()
         path.touch()
 
-        def write(_: int, path: Path = path) -> None:
+        def write(_, path=path):
             with path.open("a") as file:
                 file.write("x")
 
         at(moment, write)
 
 
-def kill_at(moment: str, number: int) -> None:
+def kill_at(moment, number):
     """End all processes of the run at this call."""
     pids = Path(PIDS).absolute()
     with pids.open("a") as file:
         file.write(f"{os.getpid()}\n")
 
-    def act(count: int) -> None:
+    def act(count):
         if count == number:
             for pid in map(int, pids.read_text().split()):
                 if pid != os.getpid():
@@ -122,7 +121,7 @@ def kill_at(moment: str, number: int) -> None:
     at(moment, act)
 
 
-def train(variant: Variant, cwd: Path, *words: str, before: Callable[[], Any]) -> list[int]:
+def train(variant, cwd, *words, before):
     """Train, or resume with `--resume`; return the exit codes."""
     (cwd / PIDS).unlink(missing_ok=True)
     workload = variant.workload
@@ -141,7 +140,7 @@ def train(variant: Variant, cwd: Path, *words: str, before: Callable[[], Any]) -
 
 
 @functools.cache
-def whole(variant: Variant, folder: Path) -> Path:
+def whole(variant, folder):
     """A run that nothing stops."""
     place = folder / "-".join(map(str, variant))
     place.mkdir()

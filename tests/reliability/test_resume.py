@@ -17,7 +17,6 @@ from importing import imported
 from rendering import render
 from running import (
     PACKAGE,
-    Result,
     check_run,
     evaluation_of,
     evaluations,
@@ -44,11 +43,11 @@ OPTIONS = (
 STEPS = 60
 
 
-def command(*words: str, cwd: Path, before: Any = None, **answers: Any) -> Result:
+def command(*words, cwd, before=None, **answers):
     return run(render(workload="tabular", **answers), *words, cwd=cwd, before=before)
 
 
-def train(cwd: Path, *words: str, before: Any = None, **answers: Any) -> Result:
+def train(cwd, *words, before=None, **answers):
     """A new run, or the newest one with `--resume`."""
     if "--resume" not in words:
         words = (*OPTIONS, *words)
@@ -70,7 +69,7 @@ def place(reference, tmp_path):
     return tmp_path
 
 
-def assert_same(folder: Path, reference: Path) -> None:
+def assert_same(folder, reference):
     assert losses(folder) == losses(reference)
     assert evaluations(folder) == evaluations(reference)
     assert weights(folder) == weights(reference)
@@ -78,14 +77,14 @@ def assert_same(folder: Path, reference: Path) -> None:
     assert status["state"] == "finished"
 
 
-def finish(folder: Path, reference: Path, framework: str = "pytorch") -> None:
+def finish(folder, reference, framework="pytorch"):
     """Resumes to the end."""
     result = train(folder, "--resume", framework=framework)
     assert result.code == 0, result.err
     assert_same(folder, reference)
 
 
-def checkpoints(folder: Path) -> list[Path]:
+def checkpoints(folder):
     return sorted((newest_run(folder) / "checkpoints").glob("step-*.pt"))
 
 
@@ -189,7 +188,7 @@ def test_missing_foreign_and_changed_data(place, tmp_path):
     other.mkdir()
     files = imported(render(workload="tabular"), "engine.files")
 
-    def write() -> None:
+    def write():
         manifest["seal"] = files.digest(manifest | {"seal": ""})
         files.write_json(other / "manifest.json", manifest)
 
@@ -265,11 +264,11 @@ def test_a_failed_read_of_records_ends_a_resume_and_loses_nothing(place, referen
     folder = newest_run(place)
     before = {path: path.read_bytes() for path in folder.glob("**/*.*")}
 
-    def failing(name: str, number: int) -> Any:
+    def failing(name, number):
         real = builtins.open
 
-        def fault() -> None:
-            def open_or_fail(path: Any, mode: str = "r", *arguments: Any, **options: Any) -> Any:
+        def fault():
+            def open_or_fail(path, mode="r", *arguments, **options):
                 if mode == "r" and Path(str(path)).name == name:
                     raise OSError(number, os.strerror(number))
                 return real(path, mode, *arguments, **options)
@@ -293,13 +292,13 @@ def test_a_failed_read_of_records_ends_a_resume_and_loses_nothing(place, referen
     assert_same(place, reference)
 
 
-def unknown(name: str, hides: bool) -> Any:
+def unknown(name, hides):
     """Nobody can say now whether there is a file. hides: as on Python 3.14, `exists` says no."""
 
-    def fault() -> None:
+    def fault():
         real = os.stat
 
-        def stat_or_fail(path: Any, *arguments: Any, **options: Any) -> Any:
+        def stat_or_fail(path, *arguments, **options):
             if isinstance(path, str | os.PathLike) and os.fspath(path).endswith(name):
                 raise OSError(errno.EIO, "Input/output error", str(path))
             return real(path, *arguments, **options)
@@ -336,12 +335,12 @@ def test_a_file_that_nobody_can_see_now_is_not_absent(place):
 def test_a_run_that_has_trained_is_never_removed(place):
     """The process knows that it has, and asks no file."""
 
-    def fault() -> None:
+    def fault():
         unknown("new/env.json", True)()
         hook: Any = importlib.import_module(f"{PACKAGE}.hooks.alerts").Hook
         errors: Any = importlib.import_module(f"{PACKAGE}.engine.errors")
 
-        def fail(self: Any, run: Any, record: Any) -> None:
+        def fail(self, run, record):
             if run.step == 10:
                 raise errors.UserError("own")
 

@@ -6,9 +6,7 @@ import re
 import shutil
 import signal
 import sys
-from pathlib import Path
 from shlex import split
-from typing import Any
 
 import pytest
 import torch
@@ -24,7 +22,7 @@ SMALL = (
 )
 
 
-def with_hook(folder: Path, source: str, extras: Any = (), **answers: Any) -> Path:
+def with_hook(folder, source, extras=(), **answers):
     """A tabular project with one hook of its own."""
     rendered = render(workload="tabular", extras=["finetune", *extras], **answers)
     project = shutil.copytree(rendered, folder / "project")
@@ -65,7 +63,7 @@ class Hook:
 '''
 
 
-def killed_before_a_save() -> None:
+def killed_before_a_save():
     real = os.replace
 
     def replace(source, target):
@@ -119,7 +117,7 @@ def test_memory_that_grows_a_little_in_each_epoch_is_an_alert(tmp_path):
 # ---- files that cannot be read or written --------------------------------------------------------
 
 
-def as_other_users() -> None:
+def as_other_users():
     """Root may read and write everything: give up these two capabilities."""
     libc = ctypes.CDLL(None)
     header = (ctypes.c_uint32 * 2)(0x20080522, 0)
@@ -130,7 +128,7 @@ def as_other_users() -> None:
     assert libc.capset(header, data) == 0
 
 
-def set_mode(folder: Path, mode: int) -> None:
+def set_mode(folder, mode):
     for path in [folder, *folder.rglob("*")]:
         path.chmod(mode | (0o100 if path.is_dir() and mode else 0))
 
@@ -173,7 +171,7 @@ LINKED = ("metrics.jsonl", "events.jsonl", "status.json", "env.json", "report.md
 LINKED += ("examples", ".lock", ".report.md.partial", "tensorboard")
 
 
-def contents(folder: Path) -> dict[str, bytes]:
+def contents(folder):
     return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 

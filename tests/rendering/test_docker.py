@@ -7,7 +7,6 @@ import shlex
 import subprocess
 import sys
 import tomllib
-from pathlib import Path
 
 import pytest
 from packaging.specifiers import SpecifierSet
@@ -16,7 +15,7 @@ from rendering import render, render_into
 GPUS = ("auto", "cpu", "v100", "h100", "mi300x")
 
 
-def instructions(folder: Path) -> dict[str, list[str]]:
+def instructions(folder):
     """What follows each word of the Dockerfile."""
     found: dict[str, list[str]] = {}
     for line in (folder / "Dockerfile").read_text(encoding="utf-8").splitlines():
@@ -69,7 +68,7 @@ def test_its_command_starts_a_run_and_then_resumes_it(tmp_path):
     config = "training: {max_steps: 8}\ncheckpoint: {every_steps: 4}\n"
     (folder / "config.yaml").write_text(config, encoding="utf-8")
 
-    def start() -> str:
+    def start():
         return subprocess.check_output(command, cwd=folder, env=clean, text=True)
 
     assert "float32 matmul precision is" in start()

@@ -30,7 +30,7 @@ LISTS = {
 
 
 @pytest.fixture(scope="module")
-def paths() -> list[str]:
+def paths():
     """Every path that some project has."""
     found = set()
     for answers in (*all_variants(), *scripts()):

@@ -26,14 +26,14 @@ PACKAGE = ROOT / "template/project/src/{{ package_name }}"
 Edges = dict[str, set[str]]
 
 
-def modules(package: Path) -> dict[str, Path]:
+def modules(package):
     """`engine.loading.store` and its file, for all but the files of folders themselves."""
     files = [path for path in package.rglob("*.py") if path.name != "__init__.py"]
     return {".".join(path.relative_to(package).with_suffix("").parts): path for path in files}
 
 
 @functools.cache
-def imports_of(source: str) -> list[tuple[int, str]]:
+def imports_of(source):
     """(level, dotted name) of each import of a part of the package."""
     imports = []
     for node in ast.walk(ast.parse(source)):
@@ -44,7 +44,7 @@ def imports_of(source: str) -> list[tuple[int, str]]:
     return imports
 
 
-def graph(sources: dict[str, list[str]]) -> Edges:
+def graph(sources):
     """Each module's imports of the same package, those inside functions and for types included."""
     edges: Edges = {}
     for module, texts in sources.items():
@@ -56,7 +56,7 @@ def graph(sources: dict[str, list[str]]) -> Edges:
     return edges
 
 
-def template_sources() -> dict[str, list[str]]:
+def template_sources():
     """The sources of each module in the template: with all branches, and all parts of a stub."""
     parts = {path.relative_to(ROOT).as_posix(): path for path in PARTS.rglob("*.py")}
     sources = {}
@@ -73,7 +73,7 @@ def template_sources() -> dict[str, list[str]]:
     return sources
 
 
-def floor(module: str) -> int:
+def floor(module):
     """The engine, the owner's files with what prepares data, what builds and trains, commands."""
     top = module.partition(".")[0]
     above = dict.fromkeys(("assemble", "trained", "train", "hooks", "measure"), 2)

@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,7 +31,7 @@ def test_own_tests_of_a_project_pass(targets, answers, tmp_path):
     assert "passed" in shell(project, "make", *targets)
 
 
-def targets_of(project: Path) -> list[str]:
+def targets_of(project):
     makefile = (project / "Makefile").read_text(encoding="utf-8")
     return re.findall(r"^([a-z-]+):", makefile, flags=re.MULTILINE)
 
@@ -54,12 +53,12 @@ class Machine:
 
     def __init__(
         self,
-        folder: Path,
+        folder,
         *,
-        driver: bool = False,
-        system: str = "Linux",
-        offline: bool = False,
-        version: tuple[int, int] = (3, 11),
+        driver=False,
+        system="Linux",
+        offline=False,
+        version=(3, 11),
     ):
         self.log = folder / "pip.log"
         self.log.touch()
@@ -84,12 +83,12 @@ cp "{self.programs}/pre-commit" "$3/bin"
         self.program("nvidia-smi", f"#!/bin/sh\nexit {0 if driver else 9}\n")
         self.program("uname", f"#!/bin/sh\necho {system}\n")
 
-    def program(self, name: str, text: str) -> None:
+    def program(self, name, text):
         path = self.programs / name
         path.write_text(text)
         path.chmod(0o755)
 
-    def make(self, project: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    def make(self, project, *words):
         environment = {**SHELL, "PATH": f"{self.programs}{os.pathsep}{os.environ['PATH']}"}
         for name in ("TORCH", "TORCH_INDEX"):
             environment.pop(name, None)
@@ -97,7 +96,7 @@ cp "{self.programs}/pre-commit" "$3/bin"
         command = ["make", *words, f"DRIVER={self.log.parent / 'driver'}"]
         return subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True)
 
-    def set_up(self, project: Path, *words: str) -> tuple[list[str], list[str]]:
+    def set_up(self, project, *words):
         """What pip was asked to install, and what `make setup` said about drivers and builds."""
         self.log.write_text("")
         done = self.make(project, "setup", *words)
@@ -107,7 +106,7 @@ cp "{self.programs}/pre-commit" "$3/bin"
         return [line for line in logged if line.startswith("install")], said
 
 
-def shell_of(folder: Path, **answers: Any) -> Path:
+def shell_of(folder, **answers):
     """Of a project what `make setup` reads."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("Makefile", "pyproject.toml"):

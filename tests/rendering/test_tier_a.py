@@ -11,8 +11,6 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -25,7 +23,6 @@ from rendering import DEFAULTS, REPOSITORY, render, scratch, template
 from tiers import covering
 from variants import (
     SCRIPTS,
-    Answers,
     all_variants,
     extras,
     name,
@@ -43,14 +40,14 @@ INDIRECT = {"tensorboard": {"tensorboard"}, "mlflow": {"alembic"}}
 every_variant = pytest.mark.parametrize("answers", all_variants(), ids=name)
 
 
-def files(project: Path) -> list[Path]:
+def files(project):
     return sorted(
         path for path in project.rglob("*") if path.is_file() and "__pycache__" not in path.parts
     )
 
 
 @functools.cache
-def distinct() -> dict[str, Path]:
+def distinct():
     """One file for each distinct rendered content, over all variants; keys are path and hash."""
     files_by_content = {}
     for answers in (*all_variants(), *scripts()):
@@ -61,11 +58,11 @@ def distinct() -> dict[str, Path]:
     return files_by_content
 
 
-def distinct_python() -> list[Path]:
+def distinct_python():
     return [path for path in distinct().values() if path.suffix == ".py"]
 
 
-def run_ruff(*command: str) -> str:
+def run_ruff(*command):
     """Over a tree with each distinct .py once, with the configuration that the user's project
     has."""
     tree = scratch() / "distinct"
@@ -79,7 +76,7 @@ def run_ruff(*command: str) -> str:
     return "" if done.returncode == 0 else done.stdout + done.stderr
 
 
-def read_toml(path: Path) -> dict[str, Any]:
+def read_toml(path):
     return tomllib.loads(path.read_text(encoding="utf-8"))
 
 
@@ -135,14 +132,14 @@ def test_addresses():
         assert hosts <= {"download.pytorch.org", "github.com", "org.github.io"}, page
 
 
-def hosts_in(text: str) -> set[str]:
+def hosts_in(text):
     return set(re.findall(r"https?://([^/\s\"')>]+)", text))
 
 
 # ---- each variant ------------------------------------------------------------------------------
 
 
-def imported(project: Path) -> set[str]:
+def imported(project):
     """Modules of others that the package imports, also inside functions."""
     sources = (path.read_text(encoding="utf-8") for path in (project / "src").rglob("*.py"))
     names = set().union(*map(imported_by, sources))
@@ -150,7 +147,7 @@ def imported(project: Path) -> set[str]:
 
 
 @functools.cache
-def imported_by(source: str) -> set[str]:
+def imported_by(source):
     names = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -160,13 +157,13 @@ def imported_by(source: str) -> set[str]:
     return names
 
 
-def declared(project: Path) -> set[str]:
+def declared(project):
     lines = read_toml(project / "pyproject.toml")["project"]["dependencies"]
     return {Requirement(line).name.lower() for line in lines}
 
 
 @functools.cache
-def owners() -> dict[str, str]:
+def owners():
     """Module → distribution, of everything that is installed here."""
     installed = importlib.metadata.packages_distributions()
     return {module: names[0].lower() for module, names in installed.items()}
@@ -247,7 +244,7 @@ def test_python_is_rendered_byte_for_byte_and_none_is_dead():
         assert any(content in whole for whole in contents), part
 
 
-def conditional() -> dict[str, str]:
+def conditional():
     """The sources that have conditions in comments, by their place in the package."""
     sources = {}
     for path in PACKAGE.rglob("*.py.jinja"):
@@ -282,7 +279,7 @@ def test_conditions_are_comments_that_the_formatter_leaves_alone():
             assert before == after, place
 
 
-def statements(source: str) -> list[str]:
+def statements(source):
     return re.findall(r"(?m)^ *(# @.*)$", source)
 
 
@@ -294,7 +291,7 @@ def test_files_of_the_owner_have_no_conditions():
             assert re.fullmatch(r"\{% include .* %\}\n", stub.read_text(encoding="utf-8")), stub
 
 
-def each_answer(*names: str) -> list[Answers]:
+def each_answer(*names):
     """Some variants that together have each answer to these questions."""
     variants = pairwise(*names)
     chosen = covering([{*map(str, answers.items())} for answers in variants])

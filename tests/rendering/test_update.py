@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -35,7 +34,7 @@ PAGE = (REPOSITORY / "docs/how-to/update.md").read_text(encoding="utf-8")
 every_copier = pytest.mark.parametrize("copier", COPIERS)
 
 
-def every_copier_of_all(test: Any) -> Any:
+def every_copier_of_all(test):
     """By the newest Copier in `make test`, by both in `make test-all`."""
     return pytest.mark.first(1)(every_copier(test))
 
@@ -68,11 +67,11 @@ def project(base, tmp_path):
     return shutil.copytree(base, tmp_path / "project")
 
 
-def answers_of(project: Path) -> dict[str, Any]:
+def answers_of(project):
     return yaml.safe_load((project / ".copier-answers.yml").read_text(encoding="utf-8"))
 
 
-def content(project: Path) -> dict[str, str]:
+def content(project):
     """Files by path; of the answers without the version.
 
     Without `config.py`, which says in a project that was updated where its settings are.
@@ -88,7 +87,7 @@ def content(project: Path) -> dict[str, str]:
     return texts
 
 
-def changed(project: Path) -> list[str]:
+def changed(project):
     return git(project, "status", "--porcelain").splitlines()
 
 
@@ -169,7 +168,7 @@ def test_edits_move_with_a_package_that_was_moved_first(project, upstream, tmp_p
     assert content(project) == content(renamed) | mine
 
 
-def update_page(start: str) -> list[str]:
+def update_page(start):
     """The words, without the first, of the one command of docs/how-to/update.md that begins so."""
     lines = map(str.strip, PAGE.splitlines())
     (command,) = (line for line in lines if line.startswith(start))
@@ -285,13 +284,13 @@ def test_make_add_keeps_the_extras_that_a_project_has(upstream, tmp_path, monkey
 # ---- the environment ---------------------------------------------------------------------------
 
 
-def copier_commands(page: Path) -> list[str]:
+def copier_commands(page):
     """Those of a document, without the comment behind; one may take two lines."""
     lines = map(str.strip, page.read_text(encoding="utf-8").replace("\\\n", " ").splitlines())
     return [line.partition("  #")[0].strip() for line in lines if line.startswith("copier ")]
 
 
-def documented() -> list[str]:
+def documented():
     """Every Copier command of the documents and of a rendered README."""
     pages = [
         REPOSITORY / "README.md",
@@ -305,13 +304,13 @@ def test_what_stops_an_update_is_on_the_page(project):
     """Copier says what the page says, and after the page's command the update works."""
     update = [sys.executable, "-m", "copier", *CHANGE, "loader=chunk"]
 
-    def last_line(environment: dict[str, str] | None = None) -> str:
+    def last_line(environment=None):
         env = {**os.environ, **(environment or {})}
         done = subprocess.run(update, cwd=project, env=env, capture_output=True, text=True)
         assert done.returncode != 0
         return done.stderr.strip().splitlines()[-1]
 
-    def on_page(line: str) -> bool:
+    def on_page(line):
         return f"| `{line}` |" in PAGE or f"| `{line.partition('. ')[0]}.` |" in PAGE
 
     other = project.with_name("other")

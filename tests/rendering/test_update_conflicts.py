@@ -1,7 +1,6 @@
 """Edits next to what answers change: git merges both, as `copier update` lets it."""
 
 import subprocess
-from pathlib import Path
 
 import pytest
 from rendering import render, replace
@@ -35,7 +34,7 @@ CHANGED = [
 ]
 
 
-def merged(name: str, before: dict, after: dict, old: str, new: str, folder: Path) -> None:
+def merged(name, before, after, old, new, folder):
     """Assert that git merges an edit of a file with what other answers change in it."""
     base = render(**before) / name
     other = render(**after) / name

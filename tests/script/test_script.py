@@ -13,14 +13,12 @@ import shlex
 import shutil
 import signal
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 from forking import run_pytest
 from rendering import REPOSITORY, render, render_into, replace
 from running import (
-    Result,
     check_run,
     evaluation_of,
     flip_bit,
@@ -31,7 +29,6 @@ from running import (
 )
 from scripts import (
     CASES,
-    Before,
     at_step,
     nothing,
     of_package,
@@ -57,7 +54,7 @@ SHARED = ("step", "split", "epoch", "loss", "learning_rate", "gradient_norm")
 MEASURED = ("mse", "mae", "bits_per_byte", "accuracy", "log_loss")
 
 
-def curves(cwd: Path) -> list[dict[str, Any]]:
+def curves(cwd):
     """The records that both write. The package measures the test split by `evaluate` alone."""
     records = []
     for record in rows(cwd):
@@ -101,7 +98,7 @@ def test_losses_evaluations_and_weights_are_those_of_the_package(
 
 
 @functools.cache
-def whole(workload: str, folder: Path) -> tuple[Any, Any, dict[str, bytes]]:
+def whole(workload, folder):
     """What a run has made that nothing stopped."""
     assert of_script(workload, 60, 3, folder / workload, every=7).code == 0
     return result_of(folder / workload)
@@ -112,12 +109,12 @@ def base(tmp_path_factory):
     return tmp_path_factory.mktemp("whole")
 
 
-def checkpoints(cwd: Path) -> list[Path]:
+def checkpoints(cwd):
     """Of the newest run, the oldest first."""
     return sorted((newest_run(cwd) / "checkpoints").glob("step-*.pt"))
 
 
-def saved_steps(cwd: Path) -> list[int]:
+def saved_steps(cwd):
     return [int(path.name.split("-")[1]) for path in checkpoints(cwd)]
 
 
@@ -155,7 +152,7 @@ def test_a_second_signal_ends_at_once(tmp_path):
 # --- odd runs, files and flags
 
 
-def resumed(cwd: Path, before: Before = nothing) -> Result:
+def resumed(cwd, before=nothing):
     return run_script(script(), "--resume", cwd=cwd, before=before)
 
 
@@ -183,7 +180,7 @@ def test_a_damaged_checkpoint_is_none_of_the_two_newest(base, tmp_path):
     assert result_of(tmp_path) == whole("timeseries", base)
 
 
-def load_script(workload: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+def load_script(workload, monkeypatch):
     """The module of a script, in this process."""
     monkeypatch.syspath_prepend(str(script(workload)))
     monkeypatch.delitem(sys.modules, "train", raising=False)
@@ -336,7 +333,7 @@ def test_a_run_in_phases_resumes_inside_a_phase_bit_for_bit(tmp_path):
     assert losses_of_phases(cwd) == whole
 
 
-def losses_of_phases(cwd: Path) -> list[list[float]]:
+def losses_of_phases(cwd):
     losses_by_phase = []
     for path in sorted((cwd / "runs").glob("*/metrics.jsonl")):
         records = map(json.loads, path.read_text().splitlines())
@@ -351,7 +348,7 @@ def test_a_phase_starts_from_no_run_of_another_phase(tmp_path):
     replace(project / "train.py", main, PHASES + main)
     prose(tmp_path / "data.file")
 
-    def train(*flags: str) -> Result:
+    def train(*flags):
         return run_script(project, *words_of("llm", 20, 1, every=20), *flags, cwd=tmp_path)
 
     one_error(train("--phase", "2"), "no run to resume", "settings.json", "train first")

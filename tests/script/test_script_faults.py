@@ -14,20 +14,18 @@ import re
 import shutil
 import signal
 import sys
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from running import Result, last_checkpoint, losses, newest_run, one_error
-from scripts import CASES, Before, at_step, nothing, result_of, run_script, script, send, words_of
+from running import last_checkpoint, losses, newest_run, one_error
+from scripts import CASES, at_step, nothing, result_of, run_script, script, send, words_of
 from test_script import every_script, load_script, saved_steps
 
 MAIN = '\nif __name__ == "__main__":'
 
 
-def edit(workload: str, cwd: Path, code: str) -> Path:
+def edit(workload, cwd, code):
     """A script with an owner's code at its end."""
     project = cwd / "project"
     shutil.rmtree(project, ignore_errors=True)
@@ -38,7 +36,7 @@ def edit(workload: str, cwd: Path, code: str) -> Path:
     return project
 
 
-def model_with(change: str, in_forward: str = "") -> str:
+def model_with(change, in_forward=""):
     """Code for a model that is changed when it is built, and acts in each forward pass."""
     return f"""
 class Edited(Model):
@@ -54,9 +52,7 @@ Model = Edited
 """
 
 
-def train(
-    workload: str, cwd: Path, *flags: str, code: str = "", before: Before = nothing, steps: int = 30
-) -> Result:
+def train(workload, cwd, *flags, code="", before=nothing, steps=30):
     """Train an edited script. It saves every 15 steps and at the end."""
     cwd.mkdir(exist_ok=True)
     CASES[workload].write(cwd / "data.file")
@@ -64,15 +60,15 @@ def train(
     return run_script(edit(workload, cwd, code), *words, cwd=cwd, before=before)
 
 
-def train_py(cwd: Path) -> Path:
+def train_py(cwd):
     return cwd / "project/train.py"
 
 
-def resume(cwd: Path) -> Result:
+def resume(cwd):
     return run_script(cwd / "project", "--resume", cwd=cwd)
 
 
-def assert_trained(done: Result, cwd: Path, steps: int = 30) -> None:
+def assert_trained(done, cwd, steps=30):
     assert done.code == 0, done.err
     assert len(losses(cwd)) == steps
 
@@ -242,7 +238,7 @@ def test_a_loss_that_is_not_finite_names_what_to_check(workload, tmp_path):
 # --- memory
 
 
-def in_forward(error: str) -> str:
+def in_forward(error):
     return model_with("pass", f"raise {error}")
 
 
@@ -273,7 +269,7 @@ def test_another_error_keeps_its_traceback(tmp_path):
 def test_no_worker_starts_where_workers_are_forbidden(tmp_path, monkeypatch):
     monkeypatch.setenv("ALLOW_UNSAFE_DATALOADER", "false")
 
-    def forbid(train: Any) -> None:
+    def forbid(train):
         os.fork = lambda: pytest.fail("a worker starts")
 
     assert_trained(train("tabular", tmp_path, before=forbid), tmp_path)
@@ -282,7 +278,7 @@ def test_no_worker_starts_where_workers_are_forbidden(tmp_path, monkeypatch):
 # --- Windows, imitated: without fcntl, SIGHUP and SIGUSR1
 
 
-def as_on_windows(module: Any) -> None:
+def as_on_windows(module):
     for name in ("SIGHUP", "SIGUSR1"):
         delattr(signal, name)
     sys.modules["fcntl"] = None  # an import of it fails
@@ -295,7 +291,7 @@ def test_nothing_needs_what_windows_lacks(workload, tmp_path):
     stopped = tmp_path / "stopped"
     assert_trained(train(workload, whole, before=as_on_windows), whole)
 
-    def stop(module: Any) -> None:
+    def stop(module):
         as_on_windows(module)
         at_step(22, send(signal.SIGTERM))(module)
 
@@ -372,7 +368,7 @@ def test_checkpointed_blocks_are_compiled(workload, tmp_path, monkeypatch):
 
     counter = CompileCounter()
 
-    def compile_block(block: Any, **options: Any) -> None:
+    def compile_block(block, **options):
         block._compiled_call_impl = torch.compile(block._call_impl, backend=counter, **options)
 
     module = load_script(workload, monkeypatch)
@@ -435,11 +431,11 @@ def test_checkpoints_that_cannot_be_listed_are_one_line_and_stay(tmp_path):
     files = newest_run(tmp_path).rglob("*.*")
     before = {path: path.read_bytes() for path in files if path.name != ".lock"}
 
-    def fail(module: Any) -> None:
+    def fail(module):
         for name in ("listdir", "scandir"):
             real = getattr(os, name)
 
-            def list_or_fail(path: Any = ".", real: Any = real) -> Any:
+            def list_or_fail(path=".", real=real):
                 if "checkpoints" in str(path):
                     raise PermissionError(errno.EACCES, "Permission denied", path)
                 return real(path)

@@ -11,9 +11,8 @@ import json
 import re
 import shlex
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import h5py
 import numpy as np
@@ -38,7 +37,7 @@ STOCK = "date,open,high,low,close,volume\n"
 DAYS = "".join(f"{day},1,1,1,1,7\n" for day in np.arange("2024", "2025", dtype="M8[D]"))
 
 
-def write(content: Content, path: Path) -> None:
+def write(content, path):
     if callable(content):
         content(path)
     elif isinstance(content, bytes):
@@ -47,10 +46,10 @@ def write(content: Content, path: Path) -> None:
         path.write_text(content)
 
 
-def in_folder(content: Content) -> Content:
+def in_folder(content):
     """A folder with one stock whose file has this content, and one without a fault."""
 
-    def make(path: Path) -> None:
+    def make(path):
         path.mkdir()
         write(content, path / "A.csv")
         write(STOCK + DAYS, path / "B.csv")
@@ -58,8 +57,8 @@ def in_folder(content: Content) -> Content:
     return make
 
 
-def hdf5(**arrays: Any) -> Callable[[Path], None]:
-    def write(path: Path) -> None:
+def hdf5(**arrays):
+    def write(path):
         with h5py.File(path, "w") as file:
             for name, values in arrays.items():
                 file[name] = values
@@ -67,7 +66,7 @@ def hdf5(**arrays: Any) -> Callable[[Path], None]:
     return write
 
 
-def damaged_gzip(path: Path) -> None:
+def damaged_gzip(path):
     """HDF5 whose compressed values are damaged."""
     with h5py.File(path, "w") as file:
         values = np.random.default_rng(0).random((100, 4, 2))
@@ -103,7 +102,7 @@ WINDOWS: Files = {
 }
 
 
-def stocks() -> Files:
+def stocks():
     files: Files = {
         "table.csv": (STOCK + DAYS, "no .csv or .csv.gz file in the folder: table.csv"),
         "nothing": (Path.mkdir, "no .csv or .csv.gz file in the folder: nothing: check --data"),
@@ -131,7 +130,7 @@ FILES: dict[str, Files] = {
 }
 
 
-def wrong_words(workload: str) -> dict[str, str]:
+def wrong_words(workload):
     """Of the command line, for any file."""
     words = EVERYWHERE | TABLE["own"][workload]
     data = "--data pairs " if workload == "seq2seq" else ""
@@ -140,7 +139,7 @@ def wrong_words(workload: str) -> dict[str, str]:
     return words | ({} if workload == "graph" else {"--data .": "s a directory"})
 
 
-def write_files(workload: str, folder: Path) -> dict[str, str]:
+def write_files(workload, folder):
     """Write the wrong files of a workload, and return the words that use them."""
     for name, content in TABLE["broken"].items():
         (folder / name).mkdir()
@@ -155,7 +154,7 @@ def write_files(workload: str, folder: Path) -> dict[str, str]:
     return reasons
 
 
-def outcome(train: Any, words: str) -> tuple[int, str, str]:
+def outcome(train, words):
     """The exit code, and what is printed."""
     printed = io.StringIO()
     with contextlib.redirect_stderr(printed), contextlib.redirect_stdout(io.StringIO()):
@@ -171,7 +170,7 @@ def outcome(train: Any, words: str) -> tuple[int, str, str]:
 def test_a_wrong_input_is_one_line(workload, tmp_path):
     wrong = wrong_words(workload) | write_files(workload, tmp_path)
 
-    def try_all(train: Any) -> None:
+    def try_all(train):
         csv.field_size_limit(131_072)  # Python's own, in case that this process has used a package
         outcomes = {words: outcome(train, words) for words in wrong}
         Path("outcomes.json").write_text(json.dumps(outcomes))
@@ -233,7 +232,7 @@ NUMBERS: dict[str, float] = {
 }
 
 
-def quoted(values: Iterable[Any]) -> str:
+def quoted(values):
     return "".join(f'{row},"{value}"\n' for row, value in enumerate(values))
 
 
@@ -241,7 +240,7 @@ def test_numbers_and_times_are_read_in_all_spellings(tmp_path, monkeypatch):
     train = load_script("timeseries", monkeypatch)
     path = tmp_path / "series.csv"
 
-    def read(text: str) -> list[float]:
+    def read(text):
         path.write_text(text)
         return train.read_csv(path)[1][:, 0].tolist()
 
@@ -296,7 +295,7 @@ def test_all_spellings_of_a_category_are_one(tmp_path, monkeypatch, capsys):
     """A cell such as NaN is a value like any other, which a note says."""
     train = load_script("tabular", monkeypatch)
 
-    def classes(*cells: str) -> list[str]:
+    def classes(*cells):
         path = tmp_path / "table.csv"
         path.write_text("a,b\n" + quoted(list(cells) * 10))
         settings = train.Settings(data=str(path), task="classification")

@@ -11,10 +11,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from shlex import split
-from typing import Any
 
 import pytest
 import torch
@@ -22,7 +20,6 @@ from ranks import free_port, run_ranks, start_ranks
 from rendering import render
 from running import (
     PATIENCE,
-    Result,
     evaluation_of,
     evaluations,
     flip_bit,
@@ -60,7 +57,7 @@ SHARDED = render(workload="llm", distributed="fsdp")
 TABULAR = (*TINY["tabular"], *LENGTH, "--data.batch_size", "32")  # with dropout
 
 
-def flags(workload: str, world: int, *more: str) -> tuple[str, ...]:
+def flags(workload, world, *more):
     size = str(BATCH[workload] // world)
     return (*TINY[workload], "--model.dropout", "0", *LENGTH, "--data.batch_size", size, *more)
 
@@ -71,7 +68,7 @@ ONE_TOKEN = 1e-3
 
 
 @functools.cache
-def alone(workload: str, place: Any, *more: str) -> Path:
+def alone(workload, place, *more):
     """The folder of one process with the same samples in a step."""
     folder: Path = place(workload)
     words = flags(workload, 1, *more)
@@ -80,29 +77,29 @@ def alone(workload: str, place: Any, *more: str) -> Path:
     return folder
 
 
-def trained(folder: Path, key: str = "loss") -> list[float]:
+def trained(folder, key="loss"):
     return [row[key] for row in rows(folder) if "split" not in row]
 
 
-def measured(folder: Path) -> list[dict[str, Any]]:
+def measured(folder):
     """The metrics of each evaluation."""
     others = ("split", "time", "seconds", "samples_per_second")
     evaluated = [row for row in rows(folder) if "split" in row]
     return [{name: row[name] for name in row if name not in others} for row in evaluated]
 
 
-def assert_good(results: list[Result]) -> None:
+def assert_good(results):
     errors = [result.err[-2500:] for result in results]
     assert [result.code for result in results] == [0] * len(results), errors
 
 
-def train_ranks(project: Path, *words: str, cwd: Path, **options: Any) -> list[Result]:
+def train_ranks(project, *words, cwd, **options):
     results = run_ranks(project, "train", *words, cwd=cwd, **options)
     assert_good(results)
     return results
 
 
-def assert_close(folder: Path, workload: str, place: Any, *more: str) -> None:
+def assert_close(folder, workload, place, *more):
     """Losses and evaluations are those of one process within 1e-5."""
     expected = alone(workload, place, *more)
     assert trained(folder) == pytest.approx(trained(expected), rel=1e-5)
@@ -145,7 +142,7 @@ def undisturbed(place):
     return folder
 
 
-def assert_same(folder: Path, reference: Path) -> None:
+def assert_same(folder, reference):
     """Bit for bit, weights too; the status is that of a run that came to its end."""
     assert losses(folder) == losses(reference)
     assert evaluations(folder) == evaluations(reference)
@@ -185,14 +182,14 @@ def test_a_rank_that_dies_ends_the_other_in_one_line(place, undisturbed):
     assert_same(folder, undisturbed)
 
 
-def spoil_rank_one(rank: int) -> None:
+def spoil_rank_one(rank):
     """The fifth training batch of rank 1 has a target that is no number."""
     from my_training import dataset  # type: ignore[import-not-found]
 
     real = dataset.Samples.batch
     calls = iter(range(10**6))
 
-    def batch(self: Any, rows: dict[str, Any]) -> dict[str, Any]:
+    def batch(self, rows):
         result = real(self, rows)
         if (
             rank == 1 and self.training and next(calls) == 6
@@ -214,15 +211,15 @@ def test_a_loss_of_one_rank_that_is_not_finite_is_told_once(place):
     assert other.errors() == []
 
 
-def no_memory_on_rank_one(rank: int) -> None:
+def no_memory_on_rank_one(rank):
     from my_training import assemble  # type: ignore[import-not-found]
 
     real = assemble.build_model
 
-    def forward(batch: Any) -> Any:
+    def forward(batch):
         raise torch.cuda.OutOfMemoryError("CUDA out of memory")
 
-    def build(*arguments: Any) -> Any:
+    def build(*arguments):
         model = real(*arguments)
         if rank == 1:
             model.forward = forward
@@ -241,15 +238,15 @@ def test_too_little_memory_on_one_rank_ends_all_before_the_first_step(place):
     assert list((folder / "runs").iterdir()) == []
 
 
-def failing(rank: int, error: Exception) -> Callable[[int], None]:
+def failing(rank, error):
     """In the second step, when the others wait for this rank's gradients."""
 
-    def put(this: int) -> None:
+    def put(this):
         from my_training.engine.training.run import Run  # type: ignore[import-not-found]
 
         real = Run.divisor
 
-        def divisor(self: Any) -> Any:
+        def divisor(self):
             if this == rank and self.step == 1:
                 raise error
             return real(self)
@@ -284,17 +281,17 @@ def test_the_reason_of_a_run_is_that_of_the_rank_that_failed(distributed, place)
         assert rank == 0 or len(results[1 - rank].err.splitlines()) < 3
 
 
-def alone_at_first(project: Path, folder: Path, number: int) -> Result:
+def alone_at_first(project, folder, number):
     """Rank 0 of two gets a signal while it waits for the other one, which does not come."""
 
-    def wait() -> None:
+    def wait():
         os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="2")
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
         from my_training.engine.compute import group  # type: ignore[import-not-found]
 
         join = group.Group._join
 
-        def joined(self: Any) -> None:
+        def joined(self):
             threading.Timer(0.3, os.kill, (os.getpid(), number)).start()
             join(self)
 
@@ -323,27 +320,27 @@ def test_a_signal_ends_a_rank_that_waits_for_another_one(place):
     one_error(ranks[1].wait(), "another process of this run is gone")
 
 
-def train_shards(place: Any, before: Callable[[int], None]) -> tuple[Path, list[Result]]:
+def train_shards(place, before):
     """Two ranks, each with its shard of a language model, that save at steps 8, 16 and 24."""
     folder = place("llm")
     words = ("train", *flags("llm", 2, "--evaluation.every_steps", "100"))
     return folder, run_ranks(SHARDED, *words, cwd=folder, before=before)
 
 
-def assert_ended(folder: Path, place: Any, *saved: int) -> None:
+def assert_ended(folder, place, *saved):
     """As one process does it, with these checkpoints."""
     assert trained(folder) == pytest.approx(trained(alone("llm", place)), rel=1e-5)
     assert sorted(map(step_of, (newest_run(folder) / "checkpoints").iterdir())) == list(saved)
 
 
-def unreadable_for_rank_one(rank: int) -> None:
+def unreadable_for_rank_one(rank):
     """It cannot read back what it wrote for the second checkpoint; one process left a folder."""
     from my_training.engine.training import checkpoint  # type: ignore[import-not-found]
 
     short_hash = checkpoint.short_hash
     calls = iter(range(10**6))
 
-    def hashed(path: Path) -> str:
+    def hashed(path):
         if next(calls) == 1:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         return short_hash(path)
@@ -363,11 +360,11 @@ def test_an_error_of_reading_on_one_rank_costs_that_checkpoint_only(place):
     assert events == [8, 24]
 
 
-def unreadable_at(owner: str, name: str, rank: int) -> None:
+def unreadable_at(owner, name, rank):
     """Rank 1 cannot read a checkpoint: `name` of this module fails."""
     module = importlib.import_module(owner)
 
-    def fail(*_: Any, **__: Any) -> None:
+    def fail(*_, **__):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     if rank == 1:
@@ -400,18 +397,18 @@ def test_an_error_of_reading_on_one_rank_ends_all_in_one_line(read, place):
     assert_ended(folder, place, 16, 24)
 
 
-def slow_to_write(rank: int) -> None:
+def slow_to_write(rank):
     """Rank 0 writes a checkpoint only when the step after next is made, except for the last one."""
     from my_training.engine.training import checkpoint, run  # type: ignore[import-not-found]
 
     end_step, write_state = run.Run.end_step, checkpoint.write_state
     steps = {number: threading.Event() for number in range(1, STEPS + 1)}
 
-    def ended(self: Any, norm: Any) -> None:
+    def ended(self, norm):
         end_step(self, norm)
         steps[self.step].set()
 
-    def written(state: Any, path: Path) -> str:
+    def written(state, path):
         is_later = state["step"] == STEPS or steps[state["step"] + 2].wait(60)
         with open("written", "a") as file:
             print(state["step"], is_later, file=file)
@@ -434,14 +431,14 @@ def test_training_continues_while_shards_are_written(place):
     assert_ended(folder, place, 16, 24)
 
 
-def die_while_shards_are_written(rank: int) -> None:
+def die_while_shards_are_written(rank):
     """Rank 1 is killed when its rows of the second checkpoint are written."""
     from my_training.engine.training import checkpoint  # type: ignore[import-not-found]
 
     short_hash = checkpoint.short_hash
     calls = iter(range(10**6))
 
-    def hashed(path: Path) -> str:
+    def hashed(path):
         if next(calls) == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         return short_hash(path)
@@ -450,12 +447,12 @@ def die_while_shards_are_written(rank: int) -> None:
         checkpoint.short_hash = hashed
 
 
-def die_at_the_second_checkpoint(rank: int, is_named: bool = False) -> None:
+def die_at_the_second_checkpoint(rank, is_named=False):
     """Rank 0 is killed where a checkpoint gets its name: before it, or just after."""
     real = os.replace
     calls = iter(range(10**6))
 
-    def replace(source: Any, target: Any) -> None:
+    def replace(source, target):
         dies = Path(target).parent.name == "checkpoints" and next(calls) == 1
         if not dies or is_named:
             real(source, target)
@@ -543,7 +540,7 @@ def test_adafactor_is_refused_for_shards(place):
     one_error(main, "this optimizer cannot update sharded weights")
 
 
-def overflow_of_rank_one(rank: int) -> None:
+def overflow_of_rank_one(rank):
     """In the fifth step: under fsdp in its shard, which rank 0 cannot see; under ddp on both."""
     from my_training.engine.compute import precision  # type: ignore[import-not-found]
 
@@ -551,7 +548,7 @@ def overflow_of_rank_one(rank: int) -> None:
     real = torch.amp.GradScaler.unscale_
     calls = iter(range(1, 10**6))
 
-    def unscale(self: Any, optimizer: Any) -> None:
+    def unscale(self, optimizer):
         gradient = optimizer.param_groups[0]["params"][0].grad
         is_sharded = hasattr(gradient, "to_local")
         if next(calls) == 5 and (rank == 1 or not is_sharded):

@@ -1,7 +1,6 @@
 """The extra ema: averages, resumed bit for bit, measured next to the weights, taken by the
 commands."""
 
-from pathlib import Path
 from shlex import split
 from types import SimpleNamespace
 
@@ -34,13 +33,13 @@ AVERAGED = split("--ema.decay 0.8 --ema.start_step 4 --ema.every_steps 2")
 every_framework = pytest.mark.parametrize("framework", choices("framework"))
 
 
-def averaged(folder: Path) -> list[tuple[float, ...]]:
+def averaged(folder):
     return [
         (row["step"], row["loss"], row["loss_averaged"]) for row in rows(folder) if "split" in row
     ]
 
 
-def saved(folder: Path) -> dict[str, torch.Tensor]:
+def saved(folder):
     """The averages in the last checkpoint."""
     return last_state(folder)["hooks"]["ema"]["averages"]
 

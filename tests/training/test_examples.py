@@ -37,11 +37,11 @@ def asked_for():
     del os.environ[EXAMPLES]
 
 
-def drawn(folder: Path) -> set[str]:
+def drawn(folder):
     return {path.name for path in (newest_run(folder) / "examples").glob("*")}
 
 
-def tracked(folder: Path) -> set[str]:
+def tracked(folder):
     """Names of examples in TensorBoard."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -101,7 +101,7 @@ def plain(tmp_path_factory):
     return folder
 
 
-def note_drawing() -> None:
+def note_drawing():
     from my_training.hooks import examples  # type: ignore[import-not-found]
 
     real = examples.draw_examples
@@ -115,7 +115,7 @@ def note_drawing() -> None:
     examples.draw_examples = draw
 
 
-def break_drawing() -> None:
+def break_drawing():
     from my_training import examples  # type: ignore[import-not-found]
 
     examples.examples = lambda *_: {"broken": 1 / 0}

@@ -2,7 +2,6 @@
 goes."""
 
 import re
-from pathlib import Path
 
 import pytest
 from rendering import render
@@ -12,7 +11,7 @@ from variants import choices
 LONG = ("--training.epochs", "100000", "--evaluation.every_steps", "10")
 
 
-def length(cwd: Path) -> tuple[int, str]:
+def length(cwd):
     """Steps of the newest run and where that number came from, as config.resolved.yaml has them."""
     text = (newest_run(cwd) / "config.resolved.yaml").read_text()
     steps, origin = re.findall(r"^training.max_steps: (\d+) +# (.+)$", text, flags=re.MULTILINE)[0]

@@ -3,7 +3,6 @@
 import functools
 import re
 import shutil
-from pathlib import Path
 
 import pytest
 from rendering import document, render
@@ -73,7 +72,7 @@ class Hook:
 
 
 @functools.cache
-def project(base: Path, name: str, source: str, **answers: str) -> Path:
+def project(base, name, source, **answers):
     """A rendered project with one hook of one's own."""
     folder = base / f"{name}-{abs(hash((source, *sorted(answers.items()))))}"
     shutil.copytree(render(workload="tabular", **answers), folder)
@@ -109,12 +108,12 @@ class Hook:
 '''
 
 
-def moments(folder: Path) -> list[tuple[str, int]]:
+def moments(folder):
     lines = (folder / "moments").read_text().splitlines()
     return [(moment, int(step)) for moment, step in map(str.split, lines)]
 
 
-def counted(folder: Path) -> list[float]:
+def counted(folder):
     return [row["counted"] for row in rows(folder) if "split" in row]
 
 

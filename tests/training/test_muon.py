@@ -26,23 +26,23 @@ SETTINGS = SimpleNamespace(
 
 
 class Block(nn.Linear):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(4, 4)
         self.positions = nn.Embedding(3, 4)  # as a block of T5 has one
 
 
 class Net(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.embedding = nn.Embedding(5, 4)
         self.head = nn.Linear(4, 5)
         self.layers = nn.ModuleList(Block() for _ in range(2))
 
-    def blocks(self) -> list[nn.Module]:
+    def blocks(self):
         return list(self.layers)
 
 
-def optimizers(model: Net) -> list[torch.optim.Optimizer]:
+def optimizers(model):
     """Muon and AdamW as PyTorch has them."""
     inner = [layer.weight for layer in model.layers]
     tables = [layer.positions.weight for layer in model.layers]

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -40,33 +39,33 @@ def place(reference, tmp_path):
     return tmp_path
 
 
-def configure(folder: Path, phases: Any = PHASES) -> None:
+def configure(folder, phases=PHASES):
     config = yaml.safe_load(
         (render(workload="tabular", extras=["finetune"]) / "config.yaml").read_text()
     )
     (folder / "config.yaml").write_text(yaml.safe_dump(config | {"finetune": {"phases": phases}}))
 
 
-def train(place: Path, *words: str, framework: str = "pytorch") -> None:
+def train(place, *words, framework="pytorch"):
     project = render(workload="tabular", framework=framework, extras=["finetune"])
     check_run(project, "train", *words, cwd=place)
 
 
-def phases_of(place: Path) -> list[Path]:
+def phases_of(place):
     (whole,) = (place / "runs").iterdir()
     return sorted(whole.glob("phase-*"))
 
 
-def records(folder: Path) -> list[dict[str, Any]]:
+def records(folder):
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def results(place: Path) -> list[tuple[object, ...]]:
+def results(place):
     """What must be the same of each phase, bit for bit, however often a run was stopped."""
     return results_of(phases_of(place))
 
 
-def results_of(phases: list[Path]) -> list[tuple[object, ...]]:
+def results_of(phases):
     found = []
     for folder in phases:
         losses = [(row["step"], row.get("split"), row["loss"]) for row in records(folder)]
@@ -101,17 +100,17 @@ def test_resume_inside_any_phase(framework, stops, place, reference):
 def test_a_kill_anywhere_changes_nothing(phase, step, place, reference):
     """In a phase, and between two of them."""
 
-    def armed() -> None:
+    def armed():
         run_module: Any = importlib.import_module(f"{PACKAGE}.engine.training.run")
         begin = run_module.Run.begin
         end_step = run_module.Run.end_step
 
-        def killed_at_begin(run: Any, resumed: bool) -> None:
+        def killed_at_begin(run, resumed):
             if step == 0 and run.folder.name == f"phase-{phase}":
                 os.kill(os.getpid(), signal.SIGKILL)
             begin(run, resumed)
 
-        def killed_after_step(run: Any, norm: Any) -> None:
+        def killed_after_step(run, norm):
             end_step(run, norm)
             if run.step == step and run.folder.name == f"phase-{phase}":
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -127,7 +126,7 @@ def test_a_kill_anywhere_changes_nothing(phase, step, place, reference):
     assert results(place) == results(reference)
 
 
-def of_first_phase(place: Path) -> list[Path]:
+def of_first_phase(place):
     """Its checkpoints, the newest first."""
     return sorted((phases_of(place)[0] / "checkpoints").glob("step-*"), reverse=True)
 
@@ -209,10 +208,10 @@ def test_an_error_that_passes_and_lost_settings_cost_no_phase(place, reference):
     train(place, *OPTIONS, "--max-steps", "14", "--checkpoint.every_steps", "4")
     second = phases_of(place)[1]
 
-    def unlisted() -> None:
+    def unlisted():
         scandir = os.scandir
 
-        def fail_at_phases(path: Any = ".") -> Any:
+        def fail_at_phases(path="."):
             if str(path) == str(second.parent.relative_to(place)):
                 raise PermissionError(errno.EACCES, "Permission denied", path)
             return scandir(path)

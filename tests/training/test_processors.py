@@ -3,7 +3,6 @@
 # ruff: noqa: F811 - the fixture `place` is imported
 
 import os
-from pathlib import Path
 
 import pytest
 from fresh import Command, run_in
@@ -22,7 +21,7 @@ TOLERANCE = 2e-5  # as of tests/training/test_golden.py in fp32
 HALF_TOLERANCE = 5e-3
 
 
-def short(workload: str, precision: str = "fp32") -> tuple[str, ...]:
+def short(workload, precision="fp32"):
     """Flags of a training of a few steps."""
     return (
         *TINY[workload],
@@ -31,11 +30,11 @@ def short(workload: str, precision: str = "fp32") -> tuple[str, ...]:
     )
 
 
-def command(project: Path, *words: str, cwd: Path) -> Command:
+def command(project, *words, cwd):
     return Command(project / "src", f"{PACKAGE}.__main__", words, cwd)
 
 
-def curve(cwd: Path) -> list[float]:
+def curve(cwd):
     return [float.fromhex(loss) for _, loss in losses(cwd)]
 
 

@@ -3,11 +3,9 @@ line."""
 
 import math
 import re
-from collections.abc import Callable
 from pathlib import Path
 from shlex import split
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -54,10 +52,10 @@ def test_a_batch_larger_than_the_split_is_reduced_and_resumes(framework, tmp_pat
     assert losses(parts) == losses(whole)
 
 
-def little_memory(size: int) -> Callable[[], None]:
+def little_memory(size):
     """For `run(..., before=…)`: so many bytes are free."""
 
-    def place() -> None:
+    def place():
         from my_training.measure import memory_estimate  # type: ignore[import-not-found]
 
         memory_estimate.free_memory = lambda device: size
@@ -150,7 +148,7 @@ def test_a_bad_sample_is_named_whatever_the_weights_have_become(
     loader = imported(TABULAR, "engine.loading.loader")
     real = loader.deliver
 
-    def deliver(*arguments: Any) -> dict[str, Any]:
+    def deliver(*arguments):
         batch = real(*arguments)
         values = batch[name].view(len(batch["index"]), -1)
         values[batch["index"] == number, column] = value

@@ -8,8 +8,6 @@ import itertools
 import math
 import os
 import statistics
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -41,11 +39,11 @@ LONG = (
 )
 
 
-def train(project: Path, *words: str, cwd: Path, **more: Any) -> None:
+def train(project, *words, cwd, **more):
     check_run(project, "train", *words, cwd=cwd, **more)
 
 
-def project_of(cell: dict[str, str]) -> tuple[Path, tuple[str, ...]]:
+def project_of(cell):
     """A cell's project and flags. Precision is a setting; only fp8 needs a file more."""
     if cell["precision"] == "fp8":
         return render(**cell), EMULATED
@@ -55,7 +53,7 @@ def project_of(cell: dict[str, str]) -> tuple[Path, tuple[str, ...]]:
 
 
 @functools.cache
-def uninterrupted(workload: str, precision: str, place: Any, length: tuple = LONG) -> Reference:
+def uninterrupted(workload, precision, place, length=LONG):
     """Losses and evaluations by the first loader and framework: all other cells must repeat
     them."""
     cells = (cell for cell in CELLS if cell["workload"] == workload)
@@ -133,7 +131,7 @@ def test_a_run_resumes_under_another_framework(place):
     assert (losses(folder), evaluations(folder)) == expected
 
 
-def without_compiler() -> None:
+def without_compiler():
     """What loads torch's compiler fails."""
     torch.use_deterministic_algorithms = None  # type: ignore[assignment]
     torch.optim.Optimizer.__init__ = None  # type: ignore[assignment,method-assign]
@@ -147,12 +145,12 @@ def test_a_command_that_does_not_train_loads_no_compiler(place):
     check_run(project, "evaluate", cwd=folder, before=without_compiler)
 
 
-def overflowing() -> None:
+def overflowing():
     """Gradients of this process's seventh step are infinite."""
     real = torch.amp.GradScaler.unscale_
     calls = itertools.count(1)
 
-    def unscale(self: Any, optimizer: Any) -> None:
+    def unscale(self, optimizer):
         if next(calls) == 7:
             optimizer.param_groups[0]["params"][0].grad.fill_(float("inf"))
         real(self, optimizer)

@@ -4,10 +4,7 @@ failures."""
 import json
 import os
 import struct
-from collections.abc import Iterator
-from pathlib import Path
 from shlex import split
-from typing import Any
 
 import mlflow  # what each child would otherwise import for itself
 import pytest
@@ -19,7 +16,6 @@ from ranks import start_ranks
 from rendering import render
 from running import (
     EXAMPLES,
-    Result,
     check_run,
     evaluation_of,
     losses,
@@ -73,7 +69,7 @@ def place(reference, tmp_path, monkeypatch):
     return tmp_path
 
 
-def train(place: Path, tracker: str, *words: str, before: Any = None) -> Result:
+def train(place, tracker, *words, before=None):
     project = render(workload="tabular", tracker=tracker)
     return run(project, "train", *(words or OPTIONS), cwd=place, before=before)
 
@@ -89,7 +85,7 @@ DRAWN = {
 Series = dict[str, list[tuple[int, float]]]
 
 
-def from_tensorboard(place: Path) -> tuple[dict[str, str], Series]:
+def from_tensorboard(place):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     folder = str(newest_run(place) / "tensorboard")
@@ -103,7 +99,7 @@ def from_tensorboard(place: Path) -> tuple[dict[str, str], Series]:
     return {key: str(value) for key, value in settings.items()}, series
 
 
-def from_wandb(place: Path) -> tuple[dict[str, str], Series]:
+def from_wandb(place):
     """All offline parts of the run, as `wandb sync` would send them."""
     config: dict[str, str] = {}
     series: Series = {}
@@ -123,7 +119,7 @@ def from_wandb(place: Path) -> tuple[dict[str, str], Series]:
     return config, series
 
 
-def wandb_records(path: Path) -> Iterator[Any]:
+def wandb_records(path):
     """Records of a .wandb file: 7 bytes, then LevelDB's log format with blocks of 32 KiB."""
     from wandb.proto.wandb_internal_pb2 import Record
 
@@ -142,14 +138,14 @@ def wandb_records(path: Path) -> Iterator[Any]:
             whole = b""
 
 
-def mlflow_run(place: Path) -> tuple[mlflow.MlflowClient, Any]:
+def mlflow_run(place):
     client = mlflow.MlflowClient(f"sqlite:///{place / 'mlflow.db'}")
     experiment = client.get_experiment_by_name("my_training")
     (only,) = client.search_runs([experiment.experiment_id])
     return client, only
 
 
-def from_mlflow(place: Path) -> tuple[dict[str, str], Series]:
+def from_mlflow(place):
     client, only = mlflow_run(place)
     assert only.info.status == "FINISHED"
     series = {}
@@ -163,7 +159,7 @@ def from_mlflow(place: Path) -> tuple[dict[str, str], Series]:
 READERS = {"tensorboard": from_tensorboard, "wandb": from_wandb, "mlflow": from_mlflow}
 
 
-def secrets_in(place: Path) -> list[str]:
+def secrets_in(place):
     """Files below the folder that hold the secret; data are a link and left out."""
     paths = [path for path in place.rglob("*") if path.is_file() and not path.is_symlink()]
     assert paths
@@ -218,7 +214,7 @@ def test_rows_that_come_again_after_a_kill_are_drawn_once(place, reference):
     assert steps == [1, *range(2, 41, 2)]
 
 
-def break_midway() -> None:
+def break_midway():
     """Every library's way of taking numbers raises from the third time on, with a key in its
     message."""
     from my_training.engine.monitoring.tracker import Tracker  # type: ignore[import-not-found]
@@ -226,7 +222,7 @@ def break_midway() -> None:
     count = iter(range(10**6))
     real = Tracker.send
 
-    def send(*arguments: Any) -> None:
+    def send(*arguments):
         if next(count) > 2:
             raise ConnectionError(f"lost http://somebody:{SECRET}@{NOWHERE} with key {SECRET}")
         real(*arguments)

@@ -6,10 +6,8 @@ import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
 from shlex import split
 from types import SimpleNamespace
-from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
@@ -77,7 +75,7 @@ def test_a_kind_of_time_that_is_out_of_proportion_is_judged_over_a_stretch():
         assert re.fullmatch(f"{kind} takes {limit + 0.02:.0%} of the time: .*{says}.*", line)
 
 
-def slow_loader() -> None:
+def slow_loader():
     from my_training.engine.loading.loader import Loader
 
     epoch = Loader.epoch
@@ -116,7 +114,7 @@ COSTS = {"data wait": 0.25, "forward/backward": 1.0, "optimizer": 0.5, "saving":
 VALIDATION = 16.0  # an evaluation has one batch
 
 
-def costs() -> None:
+def costs():
     """By the clock that all read, each part of a run takes as long as in `COSTS`."""
     from my_training import model
     from my_training.dataset import Samples
@@ -125,7 +123,7 @@ def costs() -> None:
     now = [0.0]
     time.perf_counter = lambda: now[0]
 
-    def takes(owner: Any, name: str, seconds: Callable[[Any], float]) -> None:
+    def takes(owner, name, seconds):
         function = getattr(owner, name)
 
         def slow(self, *words, **named):
@@ -134,7 +132,7 @@ def costs() -> None:
 
         setattr(owner, name, slow)
 
-    def forward(model: nn.Module) -> float:
+    def forward(model):
         return COSTS["forward/backward"] if model.training else VALIDATION
 
     takes(Samples, "batch", lambda samples: COSTS["data wait"] if samples.training else 0)
@@ -143,7 +141,7 @@ def costs() -> None:
     takes(Checkpoint, "save", lambda _: COSTS["saving"])
 
 
-def expected(steps: int, first_steps: int, evaluations: int, saves: int) -> dict[str, float]:
+def expected(steps, first_steps, evaluations, saves):
     """steps: without the first ones, each of which has a dry run before it."""
     of_a_step = {kind: COSTS[kind] for kind in ("data wait", "forward/backward", "optimizer")}
     times = {kind: steps * seconds for kind, seconds in of_a_step.items()}
@@ -248,7 +246,7 @@ def test_without_nvml_the_rest_is_sampled(fault, nvml, tmp_path, monkeypatch):
 # ---- memory that grows ----
 
 
-def hoarding_worker() -> None:
+def hoarding_worker():
     from my_training.engine.loading.loader import Reader
 
     read = Reader.__getitem__
@@ -275,7 +273,7 @@ def test_a_worker_that_grows_is_named(tmp_path):
 
 
 class Toy(nn.Linear):
-    def forward(self, batch: Any) -> Any:
+    def forward(self, batch):
         interfaces = imported(render(**WATCH), "engine.interfaces")
         loss = super().forward(batch["x"]).square().mean()
         return interfaces.Output(loss, torch.tensor(1.0))
@@ -313,11 +311,11 @@ def test_how_the_machine_was_used(tmp_path):
     assert watch.report_lines(tmp_path / "nowhere") == []
 
 
-def full(error: Exception) -> Callable[[], None]:
+def full(error):
     """Memory that ends in the first layer."""
 
-    def put() -> None:
-        def too_large(*_: object) -> None:
+    def put():
+        def too_large(*_):
             raise error
 
         nn.Linear.forward = too_large  # type: ignore[assignment,method-assign]

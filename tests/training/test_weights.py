@@ -6,8 +6,6 @@ import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,7 +13,6 @@ import yaml
 from ranks import run_ranks
 from rendering import REPOSITORY, render
 from running import (
-    Result,
     check_run,
     documented,
     flip_bit,
@@ -40,28 +37,28 @@ FROM = "--finetune.init_from"
 every_framework = pytest.mark.parametrize("framework", choices("framework"))
 
 
-def tensors(folder: Path) -> dict[str, torch.Tensor]:
+def tensors(folder):
     return last_state(folder)["model"]
 
 
-def assert_tensors(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+def assert_tensors(actual, expected):
     for name, tensor in expected.items():
         assert torch.equal(actual[name], tensor), name
 
 
-def note(result: Result) -> str:
+def note(result):
     assert result.code == 0, result.err[-2000:]
     (line,) = (line for line in result.out.splitlines() if line.startswith("note: weights of "))
     return line
 
 
-def train(place: Path, *words: str, **answers: Any) -> Result:
+def train(place, *words, **answers):
     return run(
         render(workload="tabular", extras=["finetune"], **answers), "train", *words, cwd=place
     )
 
 
-def write_phases(place: Path, *phases: dict[str, Any]) -> None:
+def write_phases(place, *phases):
     config = {"finetune": {"phases": list(phases)}}
     (place / "config.yaml").write_text(yaml.safe_dump(config))
 
@@ -196,7 +193,7 @@ def test_wrong_patterns_and_phases_are_one_line(place):
     one_error(train(place), "phase cannot change finetune.init_from: config.yaml phase 2")
 
 
-def odd_tensors(name: str, tensor: torch.Tensor) -> dict[str, dict[str, Any]]:
+def odd_tensors(name, tensor):
     """A state_dict with one tensor of each kind that has no plain values."""
     quantized = torch.quantize_per_tensor(tensor, 0.1, 0, torch.qint8)
     packed = torch.zeros(tensor.shape, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
@@ -239,7 +236,7 @@ def test_tensors_without_plain_values_are_one_line(place):
     )
 
 
-def digest(path: Path) -> str:
+def digest(path):
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
 

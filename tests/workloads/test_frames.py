@@ -1,9 +1,6 @@
 """The extra `frames`: bars of several time frames, and no windows across gaps. No window sees a bar
 before its end."""
 
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -30,7 +27,7 @@ FRAMES = Workload("timeseries+frames")
 THREE = "--frames H1=24,H4=12,D1=5"
 
 
-def of_split(folder: Path, split: str) -> list[Any]:
+def of_split(folder, split):
     return windows(folder, split, FRAMES)
 
 
@@ -174,7 +171,7 @@ def test_only_frames_that_a_lane_passes_once_are_carried():
 GAPS = np.delete(GRID, [*range(300, 310), *range(600, 602), *range(800, 840), *range(950, 960)])
 
 
-def crosses(times: np.ndarray, first: int, last: int, longest: int) -> bool:
+def crosses(times, first, last, longest):
     return bool((np.diff(times[first:last]).astype(int) > longest).any())
 
 

@@ -3,7 +3,6 @@ them."""
 
 import bz2
 import re
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,7 +33,7 @@ def opened(tmp_path_factory):
     return stocks.example(tmp_path_factory.getbasetemp())
 
 
-def rows(opened: Any, name: str) -> np.ndarray:
+def rows(opened, name):
     return opened.arrays[name].rows()
 
 
@@ -144,7 +143,7 @@ def test_cached_graphs_are_those_rebuilt_for_each_batch(split, opened):
         assert torch.equal(ours["neighbors"].sort(2).values, theirs["neighbors"].sort(2).values)
 
 
-def days_of_stock(opened: Any, number: int) -> list[int]:
+def days_of_stock(opened, number):
     """The days on which a stock has a seat."""
     seats = rows(opened, "seats")
     has_seat = ((rows(opened, "stock")[seats] == number) & (seats >= 0)).any(1)
@@ -186,7 +185,7 @@ def test_listings_delistings_and_gaps(tmp_path):
 ANT = csv_lines(prices()["ant"])
 
 
-def changed(row: int, column: str, cell: str) -> str:
+def changed(row, column, cell):
     """The file of `ant` with another cell; rows count from 1."""
     lines = ANT.splitlines()
     cells = lines[row].split(",")
@@ -254,7 +253,7 @@ def test_odd_files_are_counted(tmp_path):
     assert "nan" not in GRAPH.done("evaluate", cwd=tmp_path).out
 
 
-def long_lines() -> list[str]:
+def long_lines():
     """Rows of all stocks with their names at the end, in any order."""
     lines = []
     for name, values in prices().items():
@@ -328,7 +327,7 @@ def test_predictions_are_those_that_evaluation_measures(tmp_path):
     check_new_days(place, old)
 
 
-def check_new_days(place: Path, old: Any) -> None:
+def check_new_days(place, old):
     """The same prices as new files, with a new stock and later days; the run folder is enough."""
     table = prices(days=230)
     write_folder(place / "later", {"zoe": table["ant"]})

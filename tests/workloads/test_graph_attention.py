@@ -1,15 +1,11 @@
 """The model of the workload `graph`: attention over edges, days that do not see each other, no
 later days."""
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import stocks
 import torch
 from running import one_error
 from stocks import GRAPH, batches, module
-from torch import Tensor
 from torch.nn.functional import leaky_relu
 
 
@@ -21,7 +17,7 @@ def opened(tmp_path_factory):
 # ---- graph attention ---------------------------------------------------------------------------
 
 
-def random_graph(nodes: int = 40, edges: int = 150) -> tuple[Tensor, Tensor]:
+def random_graph(nodes=40, edges=150):
     """Features (N, 6) and edges (2, E), some twice; the last five nodes have no edge into them."""
     torch.manual_seed(0)
     source = torch.randint(nodes, (edges,))
@@ -29,7 +25,7 @@ def random_graph(nodes: int = 40, edges: int = 150) -> tuple[Tensor, Tensor]:
     return torch.randn(nodes, 6), torch.stack([source, target])
 
 
-def attention() -> Any:
+def attention():
     """(N, 6) to four heads of 3."""
     torch.manual_seed(0)
     layer = module("layers").GraphAttention(6, 3, 4)
@@ -37,7 +33,7 @@ def attention() -> Any:
     return layer
 
 
-def dense(layer: Any, x: Tensor, edges: Tensor) -> Tensor:
+def dense(layer, x, edges):
     """The layer by the book: one softmax per node and head, over its list of neighbours."""
     values = (x @ layer.linear.weight.T).view(len(x), layer.heads, -1)
     rows = []
@@ -50,7 +46,7 @@ def dense(layer: Any, x: Tensor, edges: Tensor) -> Tensor:
     return torch.stack(rows) + layer.bias
 
 
-def gradients(function: Callable[[Tensor], Tensor], layer: Any, x: Tensor) -> list[Tensor]:
+def gradients(function, layer, x):
     x = x.clone().requires_grad_()
     layer.zero_grad()
     out = function(x)
@@ -58,7 +54,7 @@ def gradients(function: Callable[[Tensor], Tensor], layer: Any, x: Tensor) -> li
     return [out.detach(), x.grad, *(parameter.grad.clone() for parameter in layer.parameters())]
 
 
-def assert_near(ours: list[Tensor], theirs: list[Tensor], tolerance: float = 1e-5) -> None:
+def assert_near(ours, theirs, tolerance=1e-5):
     for one, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(one.double(), other.double(), rtol=tolerance, atol=tolerance)
 
@@ -99,7 +95,7 @@ def model(opened):
     return module("model").build_model(settings, opened.facts).eval()
 
 
-def predicted(model: Any, batch: stocks.Batch) -> Tensor:
+def predicted(model, batch):
     return model.predict(batch)["prediction"]
 
 

@@ -1,6 +1,5 @@
 """The extra `lanes`: the state of the LSTM is carried through time, scored so, and resumed."""
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,9 +27,7 @@ LANES = ("--data.order", "lanes", "--data.batch_size", "4", "--monitor.every_ste
 WORDS = ("train", *TINY["timeseries"], *LANES, "--evaluation.every_steps", "8")
 
 
-def model(
-    order: str, project: Path = PROJECT, frames: dict[str, int] | None = None, **sizes: Any
-) -> Any:
+def model(order, project=PROJECT, frames=None, **sizes):
     """frames: their seconds, by name."""
     given = {"width": 8, "depth": 2, "dropout": 0.0, "subtract_last": False, "linear_path": False}
     data = SimpleNamespace(order=order, stride=0)
@@ -46,7 +43,7 @@ def model(
     return imported(project, "model").build_model(settings, facts)
 
 
-def batch(length: int = 24) -> dict[str, torch.Tensor]:
+def batch(length=24):
     generator = torch.Generator().manual_seed(1)
     return {
         "rows": torch.randn(4, length, 3, generator=generator),

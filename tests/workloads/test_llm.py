@@ -6,9 +6,7 @@ import gzip
 import json
 import math
 import re
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import made_up
 import numpy as np
@@ -16,10 +14,10 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 import torch
-from running import Result, evaluation_of, one_error, rows
+from running import evaluation_of, one_error, rows
 from sizes import GPT2
 from torch.nn import functional
-from workload import Batch, Workload
+from workload import Workload
 
 LLM = Workload("llm")
 module = LLM.module
@@ -34,7 +32,7 @@ LOGGED = ("--monitor.every_steps", "1", "--schedule.warmup_steps", "5")
 SMALL = (*MODEL, *BLOCKS, *LOGGED)
 
 
-def prepare(folder: Path, content: str | bytes, *flags: str, before: Any = None) -> Result:
+def prepare(folder, content, *flags, before=None):
     """Write `text.txt` into the folder and prepare it."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "text.txt").write_bytes(content.encode() if isinstance(content, str) else content)
@@ -56,7 +54,7 @@ def place(prepared, tmp_path):
     return tmp_path
 
 
-def tokens(data: Path, split: str = "") -> np.ndarray:
+def tokens(data, split=""):
     store = LLM.store(data)
     first, last = store.splits[split] if split else (0, None)
     stored = np.asarray(store.arrays["tokens"].rows()[first:last])
@@ -65,16 +63,16 @@ def tokens(data: Path, split: str = "") -> np.ndarray:
     return stored
 
 
-def facts(vocabulary: int = 257) -> dict[str, Any]:
+def facts(vocabulary=257):
     return {"vocabulary": vocabulary, "token_bytes": [1] * (vocabulary - 1) + [0]}
 
 
-def small_model(*flags: str, vocabulary: int = 257) -> Any:
+def small_model(*flags, vocabulary=257):
     torch.manual_seed(0)
     return module("model").build_model(settings(*SMALL, *flags), facts(vocabulary))
 
 
-def random_batch(blocks: int = 4) -> Batch:
+def random_batch(blocks=4):
     return {name: torch.randint(257, (blocks, 16)) for name in ("tokens", "targets")}
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 from rendering import document
-from running import Result, documented, evaluation_of, losses, newest_run, one_error
+from running import documented, evaluation_of, losses, newest_run, one_error
 from torch._dynamo.testing import CompileCounter
 from torch.nn import functional
-from workload import Batch, Workload
+from workload import Workload
 
 SEQ2SEQ = Workload("seq2seq")
 module = SEQ2SEQ.module
@@ -35,17 +35,17 @@ TRAINING = ("--data.batch_size", "8", "--monitor.every_steps", "1", "--schedule.
 SMALL = (*SIZES, *TRAINING)
 
 
-def as_tsv(pairs: Any) -> str:
+def as_tsv(pairs):
     return "".join(f"{source}\t{target}\n" for source, target in pairs)
 
 
-def prepare(folder: Path, content: str | bytes, *flags: str, name: str = "pairs.tsv") -> Result:
+def prepare(folder, content, *flags, name="pairs.tsv"):
     """Write the content into the folder as a file and prepare it."""
     (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
     return SEQ2SEQ.run("prepare", "--input", name, *flags, cwd=folder)
 
 
-def prepared_folder(folder: Path, pairs: Any, *flags: str) -> Path:
+def prepared_folder(folder, pairs, *flags):
     result = prepare(folder, as_tsv(pairs), *flags)
     assert result.code == 0, result.err
     return folder
@@ -57,17 +57,17 @@ def prepared(tmp_path_factory):
     return prepared_folder(tmp_path_factory.mktemp("prepared"), LONG, *SPLIT)
 
 
-def store(folder: Path) -> Any:
+def store(folder):
     return SEQ2SEQ.store(folder / "data")
 
 
-def stored_pairs(folder: Path, split: str) -> list[tuple[str, str]]:
+def stored_pairs(folder, split):
     """The texts of a split, as they were stored."""
     opened = store(folder)
     tokenizer = module("tokenizer").restore(opened.facts["tokenizer"])
     offsets = opened.arrays["offsets"].rows()
 
-    def text(side: int, pair: int) -> str:
+    def text(side, pair):
         tokens = opened.arrays[("source", "target")[side]].rows()
         *content, end = tokens[offsets[pair, side] : offsets[pair + 1, side]].tolist()
         assert end == tokenizer.end
@@ -76,15 +76,15 @@ def stored_pairs(folder: Path, split: str) -> list[tuple[str, str]]:
     return [(text(0, pair), text(1, pair)) for pair in range(*opened.splits[split])]
 
 
-def batches(folder: Path, split: str, *flags: str, **options: Any) -> list[Batch]:
+def batches(folder, split, *flags, **options):
     return SEQ2SEQ.batches(store(folder), split, *SMALL, *flags, **options)
 
 
-def facts(**changed: Any) -> dict[str, Any]:
+def facts(**changed):
     return {"vocabulary": 257, "start": 256, "end": 256, "longest": 12, **changed}
 
 
-def small_model(*flags: str, **changed: Any) -> Any:
+def small_model(*flags, **changed):
     torch.manual_seed(0)
     return module("model").build_model(settings(*SMALL, *flags), facts(**changed))
 
@@ -190,7 +190,7 @@ def test_batches_hold_the_pairs_one_place_apart(prepared):
 # ---- the model against the library ---------------------------------------------------------------
 
 
-def random_batch(pairs: int = 5, source: int = 24, target: int = 16, seed: int = 1) -> Batch:
+def random_batch(pairs=5, source=24, target=16, seed=1):
     random = torch.Generator().manual_seed(seed)
     lengths = torch.randint(1, source + 1, (pairs, 1), generator=random)
     kept = torch.randint(1, target + 1, (pairs, 1), generator=random)
@@ -199,9 +199,7 @@ def random_batch(pairs: int = 5, source: int = 24, target: int = 16, seed: int =
     return as_batch(tokens, torch.arange(source) < lengths, targets, kept)
 
 
-def as_batch(
-    source: torch.Tensor, present: torch.Tensor, targets: torch.Tensor, kept: torch.Tensor
-) -> Batch:
+def as_batch(source, present, targets, kept):
     """kept: (B, 1) targets of each pair."""
     behind = torch.arange(targets.shape[1]) >= kept
     return {
@@ -240,7 +238,7 @@ def test_loss_and_gradients_are_those_of_the_library(fused, attention, feed_forw
         torch.testing.assert_close(parameter.grad, theirs[name].grad, rtol=1e-4, atol=1e-6)
 
 
-def library_loss(library: Any, batch: Batch) -> torch.Tensor:
+def library_loss(library, batch):
     mask = batch["source_present"].long()
     return library(input_ids=batch["source"], attention_mask=mask, labels=batch["targets"]).loss
 
@@ -311,7 +309,7 @@ def learned():
     return model.eval()
 
 
-def copying(pairs: int, seed: int) -> Batch:
+def copying(pairs, seed):
     """Sources of 16 places, whose first 1 to 3 bytes, up to a sign, are the targets."""
     random = torch.Generator().manual_seed(seed)
     lengths = torch.randint(1, 17, (pairs, 1), generator=random)
@@ -323,7 +321,7 @@ def copying(pairs: int, seed: int) -> Batch:
     return as_batch(source, place < lengths.clamp(min=count + 1), targets, count + 1)
 
 
-def generate(model: Any, batch: Batch, beams: int = 1) -> torch.Tensor:
+def generate(model, batch, beams=1):
     return model.generate(batch["source"], batch["source_present"], 8, beams)
 
 
@@ -353,7 +351,7 @@ def test_what_pads_the_vocabulary_is_never_made():
 # ---- pretrained ----------------------------------------------------------------------------------
 
 
-def save_pretrained(folder: Path, **options: Any) -> Any:
+def save_pretrained(folder, **options):
     """A T5 of our own in a folder as the library writes it: tokenizer, configuration, weights."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import T5Config, T5ForConditionalGeneration
@@ -401,7 +399,7 @@ def test_training_starts_from_pretrained_weights(options, tmp_path):
     SEQ2SEQ.done("predict", "--text", PAIRS[0][0], "--beams", "2", cwd=tmp_path)
 
 
-def without_a_weight(folder: Path) -> None:
+def without_a_weight(folder):
     from safetensors.torch import load_file, save_file
 
     weights_file = folder / "model.safetensors"
@@ -410,8 +408,8 @@ def without_a_weight(folder: Path) -> None:
     save_file(kept, weights_file, {"format": "pt"})
 
 
-def configured(key: str, value: Any) -> Callable[[Path], None]:
-    def change(folder: Path) -> None:
+def configured(key, value):
+    def change(folder):
         config = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps({**config, key: value}))
 
@@ -505,11 +503,11 @@ def trained(prepared, tmp_path_factory):
     return place, SEQ2SEQ.done(*words, "--training.max_steps", "250", cwd=place).out
 
 
-def read_rows(path: Path) -> list[dict[str, str]]:
+def read_rows(path):
     return list(map(json.loads, path.read_text().splitlines()))
 
 
-def predictions(place: Path) -> list[dict[str, str]]:
+def predictions(place):
     return read_rows(newest_run(place) / "predictions.jsonl")
 
 

@@ -7,9 +7,7 @@ import re
 import subprocess
 import sys
 import warnings
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +16,6 @@ from made_up import ROWS, columns, lines, prepared, store, written
 from rendering import REPOSITORY
 from running import EXAMPLES, newest_run, one_error
 from sklearn.metrics import accuracy_score, mean_absolute_error, mean_squared_error
-from torch import Tensor
 from torch.nn.functional import nll_loss
 from workload import Workload
 
@@ -34,11 +31,11 @@ TABLES = Workload("tabular")
 module = TABLES.module
 
 
-def done(folder: Path, *words: str) -> str:
+def done(folder, *words):
     return TABLES.done(*words, cwd=folder).out
 
 
-def table(**others: list) -> dict[str, list]:
+def table(**others):
     """A table in which some cells of `age` and `colour` are empty."""
     made = columns()
     made["age"] = ["" if row % 10 == 3 else age for row, age in enumerate(made["age"])]
@@ -149,7 +146,7 @@ def test_classes_have_names_and_numbers(tmp_path):
 # ---- the model -----------------------------------------------------------------------------------
 
 
-def batch_of(opened: Any, split: str) -> dict[str, Tensor]:
+def batch_of(opened, split):
     """The whole split in one batch."""
     first, last = opened.splits[split]
     (batch,) = TABLES.batches(opened, split, "--data.batch_size", str(last - first))
@@ -157,7 +154,7 @@ def batch_of(opened: Any, split: str) -> dict[str, Tensor]:
 
 
 @functools.cache
-def example(task: str, base: Path) -> Any:
+def example(task, base):
     folder = base / task
     flags = CLASSES if task == "classification" else ""
     prepared(folder, "tabular", lines(table(kind=KINDS)), flags)
@@ -169,7 +166,7 @@ def opened(request, tmp_path_factory):
     return example(request.param, tmp_path_factory.getbasetemp())
 
 
-def built(opened: Any, **model: float) -> Any:
+def built(opened, **model):
     sizes = {"width": 16, "depth": 3, "dropout": 0.0, "category_width": 4} | model
     torch.manual_seed(0)
     settings = SimpleNamespace(model=SimpleNamespace(**sizes))
@@ -361,19 +358,19 @@ DOCUMENT = (REPOSITORY / "docs/how-to/tabular.md").read_text(encoding="utf-8")
 SEEDS = (42, 43, 44)
 
 
-def documented(kind: str) -> str:
+def documented(kind):
     block = re.search(rf"```{kind}\n(.*?)```", DOCUMENT, re.DOTALL)
     assert block
     return block[1]
 
 
-def commands() -> dict[str, list[str]]:
+def commands():
     """The documented commands by name: their words after `python -m my_training`."""
     words = [line.split()[3:] for line in documented("sh").splitlines()]
     return {line[0]: line for line in words}
 
 
-def trained_means(folder: Path, metric: str) -> float:
+def trained_means(folder, metric):
     """Mean over seeds of the test metric, by the documented commands."""
     scores = []
     for seed in SEEDS:
@@ -382,7 +379,7 @@ def trained_means(folder: Path, metric: str) -> float:
     return float(np.mean(scores))
 
 
-def scikit_learn(opened: Any, estimator: Any) -> float:
+def scikit_learn(opened, estimator):
     """Mean test score of five seeds on the very rows of a store."""
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler

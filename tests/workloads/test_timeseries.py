@@ -2,15 +2,13 @@
 
 import json
 import re
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from made_up import files_of, lines, prepare, prepared, values, written
 from made_up import store as opened_store
 from running import losses, one_error
-from workload import Batch, Workload
+from workload import Workload
 
 SMALL = (
     "train",
@@ -22,15 +20,15 @@ SMALL = (
 SERIES = Workload("timeseries")
 
 
-def store(folder: Path) -> Any:
+def store(folder):
     return opened_store(folder, "timeseries")
 
 
-def done(folder: Path, *words: str) -> str:
+def done(folder, *words):
     return SERIES.done(*words, cwd=folder).out
 
 
-def text(table: np.ndarray, names: str = "wave,walk,noise") -> str:
+def text(table, names="wave,walk,noise"):
     """A CSV with a time for each hour."""
     hours = np.datetime64("2020-01-01T00:00:00") + np.arange(len(table)) * np.timedelta64(1, "h")
     times = [str(hour).replace("T", " ") for hour in hours]
@@ -38,7 +36,7 @@ def text(table: np.ndarray, names: str = "wave,walk,noise") -> str:
     return lines({"date": times, **columns})
 
 
-def windows(folder: Path, split: str, workload: Workload = SERIES) -> list[Batch]:
+def windows(folder, split, workload=SERIES):
     """Every window of a split, one by one, through a loader."""
     flags = ("--data.order", "time", "--data.batch_size", "1")
     return workload.batches(opened_store(folder, workload.name), split, *flags)
@@ -132,7 +130,7 @@ LINES = GOOD.splitlines()
 FOUR = "2020-01-01 04:00:00"  # the time of line 5
 
 
-def with_line(number: int, line: str) -> str:
+def with_line(number, line):
     return "\n".join([*LINES[:number], line, *LINES[number + 1 :]]) + "\n"
 
 

@@ -3,8 +3,6 @@ ChunkDataLoader."""
 
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 import h5py
 import numpy as np
@@ -12,7 +10,7 @@ import pytest
 import torch
 from made_up import files_of, prepare, values
 from running import flip_bit, losses, one_error, run
-from workload import Batch, Workload
+from workload import Workload
 
 PREPARE = ("prepare", "--input", "windows.h5")
 SMALL = (
@@ -28,20 +26,20 @@ project = WINDOWS.project
 module = WINDOWS.module
 
 
-def done(folder: Path, *words: str) -> str:
+def done(folder, *words):
     return WINDOWS.done(*words, cwd=folder).out
 
 
-def refused(folder: Path, *words: str) -> Any:
+def refused(folder, *words):
     """What a command said that must fail."""
     return WINDOWS.run(*words, cwd=folder)
 
 
-def store(folder: Path) -> Any:
+def store(folder):
     return WINDOWS.store(folder / "data")
 
 
-def batches(folder: Path, split: str) -> list[Batch]:
+def batches(folder, split):
     """Every window of a split, one by one, through a loader."""
     flags = ("--data.order", "time", "--data.batch_size", "1")
     return WINDOWS.batches(store(folder), split, *flags, loader="chunk")
@@ -50,7 +48,7 @@ def batches(folder: Path, split: str) -> list[Batch]:
 # ---- HDF5 as it is -------------------------------------------------------------------------------
 
 
-def hdf5(folder: Path, count: int = 400, **datasets: Any) -> Path:
+def hdf5(folder, count=400, **datasets):
     """A file of windows that overlap by all but 2 steps, with targets 3 steps ahead; `datasets`
     replace."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -165,7 +163,7 @@ def test_bad_hdf5_is_one_line(name, tmp_path):
     one_error(refused(tmp_path, *PREPARE), *parts)
 
 
-def made_up_rows(file: h5py.File, name: str) -> None:
+def made_up_rows(file, name):
     """Put features into the file that HDF5 or netCDF would complete, scale or take elsewhere."""
     data = np.random.default_rng(0).normal(5, 1, (400, 16, 3)).astype(np.float32)
     shape = data.shape
@@ -284,7 +282,7 @@ def test_a_flipped_bit_is_found_and_named(tmp_path):
 # ---- ChunkDataLoader -----------------------------------------------------------------------------
 
 
-def chunk_loader(path: Path, **given: Any) -> Any:
+def chunk_loader(path, **given):
     return module("engine.loading.loader").ChunkDataLoader(path, 32, device="cpu", **given)
 
 
