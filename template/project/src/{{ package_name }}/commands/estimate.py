@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..engine.compute import gpu_table
+from ..engine.compute.gpu_table import gpu_table
 from ..engine.errors import UserError
 from ..engine.monitoring.report import Record, numbers
 from ..engine.sources import read
@@ -32,7 +32,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
     """Print a table with the fastest card first, or the cheapest one if there are prices."""
-    names = arguments.gpu or gpu_table.table()
+    names = arguments.gpu or gpu_table()
     keys = [known(name, "--gpu") for name in names if name != "cpu"]
     prices = dict(map(priced, arguments.price))
     settings = load()
@@ -104,11 +104,11 @@ def print_costs(costs: Costs, epoch: int) -> None:
 def known(name: str, where: str) -> str:
     """Return the key of a card in the table, or `cpu`. Raises `UserError` for another name."""
     key = name.lower()
-    if key in ("cpu", *gpu_table.table()):
+    if key in ("cpu", *gpu_table()):
         return key
-    longer = [card for card in gpu_table.table() if card.startswith(key)]
-    similar = get_close_matches(key, gpu_table.table(), 1)
-    remedy = f"choose from {', '.join(longer or gpu_table.table())}"
+    longer = [card for card in gpu_table() if card.startswith(key)]
+    similar = get_close_matches(key, gpu_table(), 1)
+    remedy = f"choose from {', '.join(longer or gpu_table())}"
     if similar and not longer:
         remedy = f"did you mean {similar[0]}?"
     raise UserError(f"no card {name!r} in the table", where, remedy)
