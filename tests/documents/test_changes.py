@@ -9,8 +9,20 @@ from types import SimpleNamespace
 import pytest
 import yaml
 from forking import run_pytest
+from ranks import run_ranks
 from rendering import REPOSITORY, render, replace
-from running import EXAMPLES, check_run, last_state, losses, newest_run, rows, run
+from running import (
+    EXAMPLES,
+    check_run,
+    last_checkpoint,
+    last_state,
+    losses,
+    newest_run,
+    resumes,
+    rows,
+    run,
+    weights,
+)
 from variants import choices
 
 PAGE = (REPOSITORY / "docs/how-to/changes.md").read_text(encoding="utf-8")
@@ -19,10 +31,10 @@ ANSWERS = {"workload": "tabular", "extras": ["ema", "finetune"]}
 
 
 def patched_files(title):
-    """Lines of a section's patch by the file that they are for."""
+    """Places of a section's patch, each with its lines, by the file that they are in."""
     (patch,) = re.findall(r"```diff\n(.*?)```", SECTIONS[title], re.DOTALL)
     pieces = re.split(r"^--- (\S+)\n", patch, flags=re.MULTILINE)
-    return {name: text.splitlines() for name, text in zip(pieces[1::2], pieces[2::2], strict=True)}
+    return {name: text.split("@@\n") for name, text in zip(pieces[1::2], pieces[2::2], strict=True)}
 
 
 def workloads(title):
@@ -32,13 +44,15 @@ def workloads(title):
 
 def apply(title, project):
     """Do to a project what the section says; every place must be there once."""
-    for name, lines in patched_files(title).items():
-        old = "\n".join(line[1:] for line in lines if not line.startswith("+"))
-        new = "\n".join(line[1:] for line in lines if not line.startswith("-"))
-        if old:
-            replace(project / name, old, new)
-        else:
-            (project / name).write_text(f"{new}\n", encoding="utf-8")
+    for name, places in patched_files(title).items():
+        for place in places:
+            lines = place.splitlines()
+            old = "\n".join(line[1:] for line in lines if not line.startswith("+"))
+            new = "\n".join(line[1:] for line in lines if not line.startswith("-"))
+            if old:
+                replace(project / name, old, new)
+            else:
+                (project / name).write_text(f"{new}\n", encoding="utf-8")
 
     config = project / "config.yaml"
     for section, key, value in re.findall(r"`(\w+)\.(\w+): (\w+)`", SECTIONS[title]):
@@ -83,7 +97,10 @@ EFFECTS = {  # what a run has printed, reported or noted after a change that no 
     "A printed line": "^learning rate: ",
 }
 # These change no loss.
-WATCHES = ("metric", "plot", "Averaged", "second data", "printed", "another run", "command")
+WATCHES = (
+    *("metric", "plot", "Averaged", "second data", "printed", "another run", "command"),
+    "teacher",  # without a file, there is none
+)
 
 
 # ---- tests -------------------------------------------------------------------------------------
@@ -151,3 +168,48 @@ def test_a_command(tmp_path):
     project = apply("A command", copied(render(**ANSWERS), tmp_path))
     result = check_run(project, "weights", cwd=tmp_path)
     assert re.search(r"^ +64  first.bias$", result.out, re.MULTILINE)
+
+
+SHORT = "--training.max_steps 6 --schedule.warmup_steps 1 --monitor.every_steps 1".split()
+
+
+def test_a_teacher_is_no_part_of_the_student(unchanged, tmp_path):
+    """It is neither saved nor averaged, a resume reads it again, and evaluations do without it."""
+    project = apply("A teacher", copied(render(**ANSWERS), tmp_path))
+    file = last_checkpoint(unchanged)  # of a wider network than the student
+    folders = [tmp_path / name for name in ("whole", "stopped", "without")]
+    for folder in folders:
+        folder.mkdir()
+        words = ["train", *SHORT, "--model.width", "24"]
+        words += ["--model.teacher", str(file)] * (folder.name != "without")
+        words += ["--max-steps", "3"] * (folder.name == "stopped")
+        check_run(project, *words, cwd=folder)
+    whole, stopped, without = folders
+    check_run(project, "train", "--resume", cwd=stopped)
+    assert resumes(stopped) == [3]
+    assert losses(stopped) == losses(whole) != losses(without)
+    assert weights(stopped) == weights(whole)
+
+    states = [last_state(folder) for folder in (whole, without)]
+    names = [{*state["model"]} | {*state["hooks"]["ema"]["averages"]} for state in states]
+    assert names[0] == names[1]
+    file.rename(file.with_name("away"))
+    check_run(project, "predict", cwd=whole)
+    file.with_name("away").rename(file)
+
+
+def test_two_ranks_add_the_noise_of_one_process_and_learn_from_one_teacher(unchanged, tmp_path):
+    project = copied(render(**ANSWERS, distributed="ddp"), tmp_path)
+    for title in ("A teacher", "Noise on gradients"):
+        apply(title, project)
+    words = ["train", *SHORT, "--model.dropout", "0", "--training.precision", "fp32"]
+    words += ["--model.teacher", str(last_checkpoint(unchanged)), "--data.batch_size"]
+    one, two = tmp_path / "one", tmp_path / "two"
+    one.mkdir()
+    two.mkdir()
+    check_run(project, *words, "32", cwd=one)
+    for more in ([*words, "16", "--max-steps", "3"], ["train", "--resume"]):
+        results = run_ranks(project, *more, cwd=two)
+        assert [result.code for result in results] == [0, 0], results[0].err
+    of_one, of_two = ([row["loss"] for row in rows(folder)] for folder in (one, two))
+    assert of_two == pytest.approx(of_one, rel=1e-5)
