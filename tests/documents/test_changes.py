@@ -170,7 +170,7 @@ def test_a_command(tmp_path):
     assert re.search(r"^ +64  first.bias$", result.out, re.MULTILINE)
 
 
-SHORT = "--training.max_steps 6 --schedule.warmup_steps 1 --monitor.every_steps 1".split()
+SHORT = ["--training.max_steps", "6", "--schedule.warmup_steps", "1", "--monitor.every_steps", "1"]
 
 
 def test_a_teacher_is_no_part_of_the_student(unchanged, tmp_path):
@@ -204,7 +204,8 @@ def test_two_ranks_add_the_noise_of_one_process_and_learn_from_one_teacher(uncha
         apply(title, project)
     words = ["train", *SHORT, "--model.dropout", "0", "--training.precision", "fp32"]
     words += ["--model.teacher", str(last_checkpoint(unchanged)), "--data.batch_size"]
-    one, two = tmp_path / "one", tmp_path / "two"
+    one = tmp_path / "one"
+    two = tmp_path / "two"
     one.mkdir()
     two.mkdir()
     check_run(project, *words, "32", cwd=one)
