@@ -89,10 +89,10 @@ class Budget(NamedTuple):
 
 # Each limit is what the code had when it was last measured, plus some air: a clear version must
 # fit without packing. Limits go down with the code.
-DEFAULT = Budget(67, 7, 38_700, 10.2, 360, 0, 0)
-TABULAR = Budget(68, 7, 40_500, 10.2, 360, 0, 0)
+DEFAULT = Budget(70, 7, 38_300, 10.1, 360, 0, 0)
+TABULAR = Budget(71, 7, 40_150, 10.1, 360, 0, 0)
 # Everything switched on.
-LARGEST = Budget(120, 16, 94_500, 10.4, 360, 0, 0)
+LARGEST = Budget(124, 16, 94_500, 10.2, 360, 0, 0)
 SCRIPTS = {
     "timeseries": Budget(8, 7, 7_900, 10.9, 400, 0, 0),
     "tabular": Budget(8, 7, 8_610, 10.9, 400, 0, 0),
@@ -182,7 +182,7 @@ def measure_code(paths: Iterable[Path]) -> Code:
 
 def measure(project: Path) -> Size:
     """Measure a freshly rendered project."""
-    made_later = {".git", "tests", "runs", "data", ".venv", "__pycache__"}
+    made_later = {".git", "tests", "runs", "data", ".venv", "__pycache__"}  # tests are apart
     files = [path for path in project.rglob("*") if path.is_file()]
     files = [path for path in files if not made_later.intersection(path.relative_to(project).parts)]
     declared = tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))
