@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import yaml
 from forking import run_pytest
@@ -88,6 +89,7 @@ def own_tests(project):
 
 
 EFFECTS = {  # what a run has printed, reported or noted after a change that no other test is about
+    "A measure of all predictions": '"median_error": ',
     "A metric, also while training": r'"loss": [^}]+ "mae": ',
     "Your own plot": r"!\[errors_by_sun\]\(examples/errors_by_sun.png\)",
     "Frozen layers": r'"frozen weights",\s+"state": "[1-9]',
@@ -98,8 +100,8 @@ EFFECTS = {  # what a run has printed, reported or noted after a change that no 
 }
 # These change no loss.
 WATCHES = (
-    *("metric", "plot", "Averaged", "second data", "printed", "another run", "command"),
-    "teacher",  # without a file, there is none
+    *("metric", "plot", "Averaged", "second data", "printed", "another run", "command", "measure"),
+    *("teacher", "format"),  # without a file, there is none
 )
 
 
@@ -154,6 +156,72 @@ def test_an_optimizer_and_a_schedule_are_yours(tmp_path):
     assert vectors["lr"] == pytest.approx(10 * matrices["lr"])
     rates = [row["learning_rate"] for row in rows(tmp_path) if "split" not in row]
     assert rates == pytest.approx([1e-3, 1e-3, 1e-3 * 0.5**0.5, 1e-3 * (1 / 3) ** 0.5])
+
+
+OWN_OPTIMIZER = """
+import torch
+
+
+def build_optimizer(model, settings):
+    settings = settings.optimizer
+    return torch.optim.SGD(model.parameters(), settings.learning_rate, fused=settings.fused)
+
+
+def is_fused(settings):
+    return "on", "one kernel"
+
+
+def learning_rate(step, num_steps, settings):
+    return settings.optimizer.learning_rate / (1 + settings.schedule.fall * step)
+"""
+OWN_SECTIONS = """class Optimizer(Section):
+    '''One step down.'''
+
+    name: Literal["sgd"] = "sgd"
+    learning_rate: UpToOne = 0.1
+    fused: bool = True
+
+
+class Schedule(Section):
+    '''It falls from the first step on.'''
+
+    name: Literal["hyperbola"] = "hyperbola"
+    warmup_steps: Natural | Auto = 0
+    fall: Factor = 1
+
+
+"""
+
+
+def test_optimizer_and_schedule_may_be_rewritten_in_two_files(tmp_path):
+    """The engine reads no other setting of theirs than the five that the page names."""
+    project = copied(render(workload="tabular"), tmp_path)
+    package = project / "src/my_training"
+    (package / "optimizer.py").write_text(OWN_OPTIMIZER, encoding="utf-8")
+    settings = (package / "settings.py").read_text(encoding="utf-8")
+    before, after = re.split(r"class Optimizer.*?(?=class Settings)", settings, flags=re.DOTALL)
+    (package / "settings.py").write_text(before + OWN_SECTIONS + after, encoding="utf-8")
+    config = yaml.safe_load((project / "config.yaml").read_text(encoding="utf-8"))
+    del config["optimizer"], config["schedule"], config["profiles"]
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+
+    words = ("train", "--training.max_steps", "3", "--monitor.every_steps", "1")
+    check_run(project, *words, cwd=tmp_path)
+    rates = [row["learning_rate"] for row in rows(tmp_path) if "split" not in row]
+    assert rates == pytest.approx([0.1, 0.1 / 2, 0.1 / 3])
+
+
+def test_a_file_format(tmp_path):
+    project = apply("A file format of your own", copied(render(**ANSWERS), tmp_path))
+    cells = np.random.default_rng(0).standard_normal((400, 3)).astype("<f4")
+    cells.tofile(tmp_path / "rows.bin")
+    for words in (
+        ("prepare", "--input", "rows.bin", "--target", "yield", "--task", "regression"),
+        ("train", "--training.max_steps", "2", "--schedule.warmup_steps", "1"),
+        ("predict", "--input", "rows.bin"),
+    ):
+        check_run(project, *words, cwd=tmp_path)
+    assert len((newest_run(tmp_path) / "predictions.csv").read_text().splitlines()) == 401
 
 
 def test_weights_of_another_run(unchanged, tmp_path):
