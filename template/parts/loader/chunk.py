@@ -8,7 +8,7 @@ HDF5 file without a project.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..interfaces import Batch, Spans
-from ..settings import Auto, EngineData
+from ..interfaces import Batch, Samples, Spans
+from ..settings import Auto, EngineData, EngineSettings
 from .chunks import Chunks
 from .hdf5 import hdf5_arrays
 from .order import Order
@@ -31,7 +31,12 @@ class Loader:
     """The loader `chunk`; `interfaces.Loader` describes its methods."""
 
     def __init__(
-        self, samples: Any, store: Store, settings: Any, order: Order, device: torch.device
+        self,
+        samples: Samples,
+        store: Store,
+        settings: EngineSettings,
+        order: Order,
+        device: torch.device,
     ):
         self.samples = samples
         self.order = order
@@ -51,7 +56,7 @@ class Loader:
     def __len__(self) -> int:
         return len(self.order)
 
-    def epoch(self, epoch: int, start_batch: int = 0) -> Iterator[Batch]:
+    def epoch(self, epoch: int, start_batch: int = 0) -> Generator[Batch]:
         order = self.order.batches(epoch, start_batch)
         with closing(self._chunks(epoch, start_batch, len(self))) as batches:
             for indices, rows in zip(order, batches, strict=True):
@@ -116,7 +121,7 @@ class ChunkDataLoader:
             chunk_size_gb=chunk_size_gb,
         )
         reproducibility = SimpleNamespace(seed=seed)
-        settings = SimpleNamespace(data=data, reproducibility=reproducibility)
+        settings: Any = SimpleNamespace(data=data, reproducibility=reproducibility)
         self.order = Order(self.rows, settings)
         self._epoch = 0
         self._batch = 0

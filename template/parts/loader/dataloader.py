@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from multiprocessing.queues import Queue
 from typing import Any
 
@@ -18,7 +18,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from ..errors import UserError, note
-from ..interfaces import Batch, Spans
+from ..interfaces import Batch, Samples, Spans
+from ..settings import EngineSettings
 from ..signals import NUMBERS
 from .order import Order
 from .rows import deliver, gather, mapped
@@ -62,7 +63,12 @@ class Loader:
     """The loader `dataloader`; `interfaces.Loader` describes its methods."""
 
     def __init__(
-        self, samples: Any, store: Store, settings: Any, order: Order, device: torch.device
+        self,
+        samples: Samples,
+        store: Store,
+        settings: EngineSettings,
+        order: Order,
+        device: torch.device,
     ):
         data = settings.data
         self.samples = samples
@@ -108,7 +114,7 @@ class Loader:
         for indices in self.order.batches(self._epoch, self._start):
             yield indices, self.samples.spans(indices, self._epoch), self._epoch
 
-    def epoch(self, epoch: int, start_batch: int = 0) -> Iterator[Batch]:
+    def epoch(self, epoch: int, start_batch: int = 0) -> Generator[Batch]:
         self._epoch = epoch
         self._start = start_batch
         try:

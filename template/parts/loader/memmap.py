@@ -8,15 +8,15 @@ and reads cold files page by page.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..interfaces import Batch, Rows, Spans
+from ..interfaces import Batch, Rows, Samples, Spans
+from ..settings import EngineSettings
 from .order import Order
 from .rows import deliver, gather, mapped
 from .store import Store
@@ -28,7 +28,12 @@ class Loader:
     """The loader `memmap`; `interfaces.Loader` describes its methods."""
 
     def __init__(
-        self, samples: Any, store: Store, settings: Any, order: Order, device: torch.device
+        self,
+        samples: Samples,
+        store: Store,
+        settings: EngineSettings,
+        order: Order,
+        device: torch.device,
     ):
         self.samples = samples
         self.store = store
@@ -50,7 +55,7 @@ class Loader:
     def __len__(self) -> int:
         return len(self.order)
 
-    def epoch(self, epoch: int, start_batch: int = 0) -> Iterator[Batch]:
+    def epoch(self, epoch: int, start_batch: int = 0) -> Generator[Batch]:
         if self._wanted and not self._is_first:
             self._keep_on_device()
         self._is_first = False

@@ -28,7 +28,7 @@ from .engine.errors import UserError
 from .engine.interfaces import Batch, Rows, Spans
 from .engine.loading.store import Store, StoreWriter
 from .prepare.scaling import Scaler
-from .settings import WORKLOAD
+from .settings import WORKLOAD, Settings
 
 FEATURES = ("return", "range", "body", "size", "volume", "week", "month")
 # The feature with the daily value of each target.
@@ -49,7 +49,7 @@ Arrays = dict[str, np.ndarray]
 class Samples(interfaces.Samples):
     """The days of one split. It may also have `host` and `orders` of its base."""
 
-    def __init__(self, store: Store, settings: Any, split: str):
+    def __init__(self, store: Store, settings: Settings, split: str):
         first, last = store.splits[split]
         self.store = store
         self.first = first
@@ -429,7 +429,7 @@ def split_days(sizes: list[int], ahead: int) -> dict[str, list[int]]:
     }
 
 
-def synthesize(folder: Path, settings: Any) -> None:
+def synthesize(folder: Path, settings: Settings) -> None:
     """Write 32 synthetic stocks over 900 days, which are always the same."""
     stocks = _made_up_stocks(32, 900)
     plan = Plan(neighbors=6)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from .engine.errors import UserError
 from .engine.interfaces import Batch, Output
 from .layers import GatedResidual, GraphAttention, TemporalBlock, disjoint_graph, split_frequencies
+from .settings import Settings
 
 
 class Forecaster(nn.Module):
@@ -30,7 +31,7 @@ class Forecaster(nn.Module):
     target_mean: Tensor
     target_std: Tensor
 
-    def __init__(self, settings: Any, facts: dict[str, Any]):
+    def __init__(self, settings: Settings, facts: dict[str, Any]):
         super().__init__()
         sizes = settings.model
         width = sizes.width
@@ -124,7 +125,7 @@ class Forecaster(nn.Module):
         return {"prediction": prediction.where(listed, torch.nan)}
 
 
-def build_model(settings: Any, facts: dict[str, Any]) -> nn.Module:
+def build_model(settings: Settings, facts: dict[str, Any]) -> nn.Module:
     """Build the network for the dataset's metadata: features, window, horizons and scaler."""
     width = settings.model.width
     heads = settings.model.heads

@@ -27,7 +27,7 @@ from .engine.interfaces import Batch, Rows, Spans
 from .engine.loading.store import Store, StoreWriter
 from .prepare.documents import PIECE, Piece, documents
 from .prepare.splits import SPLITS
-from .settings import WORKLOAD
+from .settings import WORKLOAD, Settings
 from .texts import Seen, utf8
 from .tokenizer import byte_counts
 
@@ -48,7 +48,7 @@ class Samples(interfaces.Samples):
     It may also have `host` and `orders` of its base.
     """
 
-    def __init__(self, store: Store, settings: Any, split: str):
+    def __init__(self, store: Store, settings: Settings, split: str):
         self.first, self.last = store.splits[split]
         self.block = settings.data.block_size
         self.seed = settings.reproducibility.seed
@@ -187,7 +187,7 @@ class Pieces:
         self.size = 0
 
 
-def synthesize(folder: Path, settings: Any) -> None:
+def synthesize(folder: Path, settings: Settings) -> None:
     """Write the source code of the installed Python standard library, without its tests.
 
     Nothing is downloaded. The modules are shuffled, always in the same way. One in twenty is for

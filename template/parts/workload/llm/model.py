@@ -16,6 +16,7 @@ from torch.nn import functional
 from .dataset import IGNORE
 from .engine.errors import UserError
 from .engine.interfaces import Batch, Output
+from .settings import Model, Settings
 
 # The vocabulary is padded to a multiple of this, which suits tensor cores (nanoGPT: 25 % on A100).
 PAD = 64
@@ -23,7 +24,7 @@ LOGITS_BYTES = 256 << 20  # the maximum size of a chunk of float32 logits
 ROTARY_BASE = 10_000.0  # Su et al. 2021, section 3.2.2
 
 
-def build_model(settings: Any, facts: dict[str, Any]) -> GPT:
+def build_model(settings: Settings, facts: dict[str, Any]) -> GPT:
     """Build the model. Raises `UserError` for settings that do not fit the data or each other."""
     sizes = settings.model
     known = facts["vocabulary"]
@@ -41,7 +42,7 @@ def build_model(settings: Any, facts: dict[str, Any]) -> GPT:
 class Attention(nn.Module):
     """Causal self-attention, (B, T, C) to (B, T, C), with PyTorch's fused kernels."""
 
-    def __init__(self, sizes: Any):
+    def __init__(self, sizes: Model):
         super().__init__()
         _, self.heads, width = sizes.shape
         self.qkv = nn.Linear(width, 3 * width, bias=sizes.bias)
@@ -78,7 +79,7 @@ def rotate(x: Tensor, rotation: Tensor) -> Tensor:
 class Block(nn.Module):
     """Attention and a hidden layer of 4 × C units, each with a residual connection."""
 
-    def __init__(self, sizes: Any):
+    def __init__(self, sizes: Model):
         super().__init__()
         width = sizes.shape.width
         self.attention_norm = make_norm(sizes)
@@ -95,7 +96,7 @@ class Block(nn.Module):
         return x + functional.dropout(self.out(hidden), self.dropout, self.training)
 
 
-def make_norm(sizes: Any) -> nn.Module:
+def make_norm(sizes: Model) -> nn.Module:
     width = sizes.shape.width
     if sizes.norm == "rms":
         return nn.RMSNorm(width)
@@ -108,7 +109,7 @@ class Head(nn.Module):
     # Its backward directly follows its forward, so activation checkpointing would save no memory.
     recomputes = False
 
-    def __init__(self, sizes: Any):
+    def __init__(self, sizes: Model):
         super().__init__()
         self.norm = make_norm(sizes)
         self.chunked = sizes.chunked_loss
@@ -139,7 +140,7 @@ class GPT(nn.Module):
     rotation: Tensor
     token_bytes: Tensor
 
-    def __init__(self, sizes: Any, block_size: int, facts: dict[str, Any]):
+    def __init__(self, sizes: Model, block_size: int, facts: dict[str, Any]):
         super().__init__()
         layers, heads, width = sizes.shape
         self.block_size = block_size

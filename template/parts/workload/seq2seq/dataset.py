@@ -33,7 +33,7 @@ from .engine import interfaces
 from .engine.interfaces import Batch, Rows, Spans
 from .engine.loading.buckets import Buckets
 from .engine.loading.store import Store, StoreWriter
-from .settings import WORKLOAD
+from .settings import WORKLOAD, Settings
 
 IGNORE = -100
 """Marks a missing target; F.cross_entropy ignores it by default."""
@@ -49,7 +49,7 @@ LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
 class Samples(interfaces.Samples):
     """The pairs of one split. It may also have `host` and `orders` of its base."""
 
-    def __init__(self, store: Store, settings: Any, split: str):
+    def __init__(self, store: Store, settings: Settings, split: str):
         first, last = store.splits[split]
         self.first = first
         self.offsets = store.arrays["offsets"].rows()[first : last + 1]
@@ -208,7 +208,7 @@ def batched(pairs: Iterable[Any]) -> Iterator[list[Any]]:
         batch = list(islice(pairs, TOGETHER))
 
 
-def synthesize(folder: Path, settings: Any) -> None:
+def synthesize(folder: Path, settings: Settings) -> None:
     """Write docstrings of the installed Python standard library.
 
     Sources are their bodies, and targets their summary lines. The modules are shuffled, always in

@@ -23,12 +23,13 @@ from .dataset import IGNORE
 from .engine.errors import UserError
 from .engine.interfaces import Batch, Output
 from .layers import ATTENTION, decode, encode
+from .settings import Model, Settings
 
 # The vocabulary is padded to a multiple of this, which suits tensor cores (nanoGPT: 25 % on A100).
 PAD = 64
 
 
-def build_model(settings: Any, facts: dict[str, Any]) -> Seq2Seq:
+def build_model(settings: Settings, facts: dict[str, Any]) -> Seq2Seq:
     """Build the model. Raises `UserError` if pretrained weights cannot be loaded or do not fit."""
     sizes = settings.model
     if sizes.pretrained:
@@ -52,7 +53,7 @@ def build_model(settings: Any, facts: dict[str, Any]) -> Seq2Seq:
     return Seq2Seq(T5ForConditionalGeneration(config), facts)
 
 
-def load_pretrained(sizes: Any, facts: dict[str, Any]) -> T5ForConditionalGeneration:
+def load_pretrained(sizes: Model, facts: dict[str, Any]) -> T5ForConditionalGeneration:
     """Load a T5 from a folder, or by name from the hub or its cache.
 
     The sizes come from the checkpoint, dropout from the settings. Weights are float32, from

@@ -7,7 +7,6 @@ arrays of the prepared dataset.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -16,13 +15,13 @@ from .engine.interfaces import Batch, Rows, Spans
 from .engine.loading.store import Store, StoreWriter
 from .prepare.rows import Table, describe, write
 from .prepare.splits import borders
-from .settings import WORKLOAD
+from .settings import WORKLOAD, Settings
 
 
 class Samples(interfaces.Samples):
     """The rows of one split. It may also have `host` and `orders` of its base."""
 
-    def __init__(self, store: Store, settings: Any, split: str):
+    def __init__(self, store: Store, settings: Settings, split: str):
         self.store = store
         self.first, self.last = store.splits[split]
 
@@ -88,7 +87,7 @@ def _made_up_harvest() -> Table:
     )
 
 
-def synthesize(folder: Path, settings: Any) -> None:
+def synthesize(folder: Path, settings: Settings) -> None:
     """Write 20,000 rows of a synthetic harvest, which are always the same."""
     table = _made_up_harvest()
     rows = np.arange(len(table))

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from .engine.interfaces import Batch, Output
+from .settings import Settings
 
 
 class Block(nn.Module):
@@ -40,7 +41,7 @@ class Network(nn.Module):
     gaps: Tensor
     offsets: Tensor
 
-    def __init__(self, settings: Any, facts: dict[str, Any], outputs: int):
+    def __init__(self, settings: Settings, facts: dict[str, Any], outputs: int):
         super().__init__()
         sizes = settings.model
         columns = facts["features"]
@@ -93,7 +94,7 @@ class Regression(Network):
     target_mean: Tensor
     target_std: Tensor
 
-    def __init__(self, settings: Any, facts: dict[str, Any], outputs: int):
+    def __init__(self, settings: Settings, facts: dict[str, Any], outputs: int):
         super().__init__(settings, facts, outputs)
         mean = torch.tensor(facts["target"]["mean"], dtype=self.mean.dtype)
         self.register_buffer("target_mean", mean)
@@ -149,7 +150,7 @@ class Classification(Network):
         return {"prediction": probability.argmax(1), "probability": probability}
 
 
-def build_model(settings: Any, facts: dict[str, Any]) -> nn.Module:
+def build_model(settings: Settings, facts: dict[str, Any]) -> nn.Module:
     """Build the network for the dataset's metadata: its columns, scaler, categories and task."""
     classes = facts["target"].get("classes")
     if classes:

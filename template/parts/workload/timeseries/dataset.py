@@ -7,7 +7,7 @@ Replace it with your own, together with `commands/prepare.py`. The prepared data
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,10 +25,7 @@ from .prepare.series import (
     read_series,
 )
 from .prepare.splits import borders
-from .settings import WORKLOAD
-
-if TYPE_CHECKING:
-    from .settings import Settings
+from .settings import WORKLOAD, Settings
 
 
 class Samples(interfaces.Samples):
@@ -108,7 +105,7 @@ def baseline_loss(store: Store, split: str) -> float:
 # --- series without `prepare`
 
 
-def synthesize(folder: Path, settings: Any) -> None:
+def synthesize(folder: Path, settings: Settings) -> None:
     """Write 20,000 synthetic hours, which are always the same."""
     series = made_up_series(20_000)
     splits = borders("0.7,0.15,0.15", len(series))

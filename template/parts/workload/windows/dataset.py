@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import h5py
 import numpy as np
@@ -20,10 +20,7 @@ from .engine.interfaces import Batch, Rows, Spans
 from .engine.loading.hdf5 import Hdf5Array, hdf5_arrays, missing_values, place_in, refer
 from .engine.loading.store import Store, StoreWriter
 from .prepare.scaling import Scaler
-from .settings import WORKLOAD
-
-if TYPE_CHECKING:
-    from .settings import Settings
+from .settings import WORKLOAD, Settings
 
 BLOCK_BYTES = 64 << 20  # read into memory at a time
 HALVES = ("float16", "bfloat16")
@@ -176,7 +173,7 @@ def baseline_loss(store: Store, split: str) -> float:
     return float(np.square(_targets_of(store, split)).mean())
 
 
-def synthesize(folder: Path, settings: Any) -> None:
+def synthesize(folder: Path, settings: Settings) -> None:
     """Write an HDF5 file of 10,000 windows, which are always the same, and refer to it.
 
     A window has 24 hours of three synthetic columns; its targets are the next 4 hours of the first.

@@ -12,11 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .engine.settings import EngineSettings
+
 ONECYCLE_START = 1 / 25  # first learning rate over the peak (Smith & Topin 2018; OneCycleLR)
 ONECYCLE_END = ONECYCLE_START / 1e4
 
 
-def build_optimizer(model: nn.Module, all_settings: Any) -> torch.optim.Optimizer:
+def build_optimizer(model: nn.Module, all_settings: EngineSettings) -> torch.optim.Optimizer:
     """Build AdamW or Adafactor. Frozen weights are left out.
 
     fused: one kernel updates all weights, on CUDA and on a CPU. Under fp16, a fused optimizer reads
@@ -49,7 +51,7 @@ def decay_groups(weights: Iterable[Tensor], decay: float) -> list[dict[str, Any]
     ]
 
 
-def is_fused(all_settings: Any) -> tuple[str, str]:
+def is_fused(all_settings: EngineSettings) -> tuple[str, str]:
     """Return whether one kernel updates all weights, and why, for the table at the start."""
     settings = all_settings.optimizer
     if settings.name not in ("adamw", "muon"):
@@ -60,7 +62,7 @@ def is_fused(all_settings: Any) -> tuple[str, str]:
 # --- the learning rate
 
 
-def learning_rate(step: int, num_steps: int, all_settings: Any) -> float:
+def learning_rate(step: int, num_steps: int, all_settings: EngineSettings) -> float:
     """Return the learning rate of a step (from 0) in a run of `num_steps`. It has no state.
 
     The warm-up is linear, except for OneCycle. With `auto` it takes 100 steps, but at most a tenth

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 from ..engine.runs import add_run, find_run
 
@@ -12,7 +11,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add_run(parser)
 
 
-def main(arguments: argparse.Namespace, load: Any) -> None:
+def main(arguments: argparse.Namespace, load: object) -> None:
     """Write the report, also of a run that is still training; print a summary and its path."""
     from ..engine.monitoring.report import write_report
 

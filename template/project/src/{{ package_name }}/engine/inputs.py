@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
+from io import BufferedReader
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -13,7 +13,7 @@ from .errors import UserError
 KINDS = yaml.safe_load(Path(__file__).with_suffix(".yml").read_text(encoding="utf-8"))
 
 
-def kind_of(path: Path, file: Any, *known: str) -> str:
+def kind_of(path: Path, file: BufferedReader, *known: str) -> str:
     """Return what the opened file of a path is, or an empty text for a plain text.
 
     Raises `UserError` for a kind that is neither `known` nor a way of compression.

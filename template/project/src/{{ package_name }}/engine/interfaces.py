@@ -11,9 +11,9 @@ Shapes: `B` samples in a batch, `K` spans of one sample in one array, `W` padded
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from torch import Tensor
@@ -24,6 +24,8 @@ Batch = dict[str, Tensor]
 """The input of a model: every tensor has the batch as its first axis and is on the device. It is
 valid until the next `next()` of its loader. `index` (B,) int64 is the sample's number, −1 in rows
 that are padding; `present` (B,) bool is False there."""
+
+Run = TypeVar("Run", contravariant=True)
 
 
 class Spans(NamedTuple):
@@ -101,6 +103,8 @@ class Samples:
 class Dataset(Protocol):
     """The module `dataset.py`. All functions may be absent; their numbers are then left out."""
 
+    # `settings` is your `Settings` and `store` a `Store`: this module knows neither type.
+
     Samples: Any
     """`Samples(store, settings, split)`, a class derived from the one above."""
 
@@ -120,7 +124,7 @@ class Loader(Protocol):
     def __len__(self) -> int:
         """Return the number of batches in an epoch, the same on every rank."""
 
-    def epoch(self, epoch: int, start_batch: int = 0) -> Iterator[Batch]:
+    def epoch(self, epoch: int, start_batch: int = 0) -> Generator[Batch]:
         """Yield an epoch from batch `start_batch` on; the seed and both numbers decide it."""
 
     def describe(self) -> list[dict[str, str]]:
@@ -147,42 +151,42 @@ class Model(Protocol):
     # Optional: `recurrent`, a `RecurrentState`, which the extra `lanes` stores in checkpoints.
 
 
-class Hook(Protocol):
+class Hook(Protocol[Run]):
     """The class `Hook` of a file in `hooks/`: any of these methods, called on every rank.
 
-    `run` is an `engine.training.run.Run`.
+    `Run` stands for `engine.training.run.Run`, which imports this module.
     """
 
     trials: bool  # False: not called in the short runs of benchmark and tune (default: True)
 
-    def before_first_batch(self, run: Any) -> None:
+    def before_first_batch(self, run: Run) -> None:
         """Called before any data are read. A `UserError` ends the run."""
 
-    def initialize(self, run: Any) -> None:
+    def initialize(self, run: Run) -> None:
         """Called for a new run, before the first step. The weights may be changed here."""
 
-    def start(self, run: Any) -> None:
+    def start(self, run: Run) -> None:
         """Called after the checkpoint is restored."""
 
-    def before_step(self, run: Any) -> None:
+    def before_step(self, run: Run) -> None:
         """Called before the first forward of a step."""
 
-    def after_step(self, run: Any) -> None:
+    def after_step(self, run: Run) -> None:
         """Called after each step. See `run.step`, and `run.record`, the last record."""
 
-    def before_record(self, run: Any, record: dict[str, Any]) -> None:
+    def before_record(self, run: Run, record: dict[str, Any]) -> None:
         """Called before a record of training is written. What it adds to it is written, too."""
 
-    def evaluating(self, run: Any) -> Any:
+    def evaluating(self, run: Run) -> Any:
         """Return a context manager that surrounds an evaluation."""
 
-    def after_evaluation(self, run: Any, metrics: dict[str, float]) -> None:
+    def after_evaluation(self, run: Run, metrics: dict[str, float]) -> None:
         """Called with the results of an evaluation. What it adds to them is logged, too."""
 
-    def explain(self, run: Any, error: Exception) -> Any:
+    def explain(self, run: Run, error: Exception) -> Any:
         """Return a `UserError` that says why a loss or a gradient was not finite, or None."""
 
-    def close(self, run: Any) -> None:
+    def close(self, run: Run) -> None:
         """Called at the end, also after an error."""
 
     def state_dict(self) -> dict[str, Any]:

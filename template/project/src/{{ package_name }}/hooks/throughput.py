@@ -28,8 +28,8 @@ class Hook:
     def start(self, run: Run) -> None:
         from ..model import build_model
 
-        project = run.project
-        samples = run.loader.samples
+        project: Any = run.project  # its settings are those of `settings.py`
+        samples: Any = run.loader.samples  # they count tokens
         self.tokens = samples.tokens
         self.peak, why = peak_of(project.device, project.precision.name)
         self.flops = 0.0

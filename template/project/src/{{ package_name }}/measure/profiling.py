@@ -271,7 +271,7 @@ def own_time(event: Any, cuda: bool) -> float:
 
 def by_operation(events: list[Any], cuda: bool) -> list[tuple[str, float, float]]:
     """Return (operation, milliseconds, calls) per step, the longest first."""
-    milliseconds: Counter[str] = Counter()
+    milliseconds: Any = Counter()
     calls: Counter[str] = Counter()
     for event in events:
         if not event.name.startswith(NO_OPERATION):

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
-from typing import Any
 
 from ..engine.inputs import kind_of
 
 
-def content_of(path: Path, file: Any, *known: str) -> tuple[str, Any]:
+def content_of(path: Path, file: io.BufferedReader, *known: str) -> tuple[str, io.BufferedReader]:
     """Return what the content of an opened file is, and the content, decompressed.
 
     Raises `UserError` for a file that is neither a plain text nor of a kind in `known`.

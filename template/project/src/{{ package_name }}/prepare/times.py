@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from contextlib import suppress
 from datetime import datetime
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -61,12 +60,12 @@ def parse_times(cells: pa.Array, time_format: str) -> pa.Array:
     return pa.array(times, pa.timestamp("us"))  # in UTC, if a time has an offset
 
 
-def read_time(cell: Any, time_format: str) -> datetime | None:
+def read_time(cell: str | None, time_format: str) -> datetime | None:
     """Return the time in a cell, or None for a missing or unreadable cell."""
-    try:
+    try:  # a missing cell is a TypeError
         if time_format not in TYPES:
-            return datetime.strptime(cell, time_format)
-        time = datetime.fromisoformat(cell)
+            return datetime.strptime(cell, time_format)  # type: ignore[arg-type]
+        time = datetime.fromisoformat(cell)  # type: ignore[arg-type]
     except (TypeError, ValueError, re.error):
         return None  # `re.error` is raised for a format that has a part twice
     return time if bool(time.tzinfo) == (time_format == OFFSET) else None

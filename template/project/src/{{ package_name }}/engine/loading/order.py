@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
+
+from ..settings import EngineSettings
 
 RULE = 3  # version of the rule from seed and epoch to an order; a run keeps its version
 LARGEST_FULL = 1 << 25  # samples: the order `auto` is `full` up to here, and `block` beyond
@@ -48,23 +49,23 @@ class Order:
     def __init__(
         self,
         length: int,
-        settings: Any,
+        settings: EngineSettings,
         rank: int = 0,
         world: int = 1,
         train: bool = True,
         fraction: float = 1.0,
     ):
         data = settings.data
-        self.kind: str = data.order
+        self.kind = data.order
         if self.kind == "auto":
             self.kind = "full" if length <= LARGEST_FULL else "block"
         self.seed = settings.reproducibility.seed
-        self.block: int = data.shuffle_block
+        self.block = data.shuffle_block
         self.length = length
         self.rank = rank
         self.world = world
         self.train = train
-        self.batch_size: int = data.batch_size
+        self.batch_size = data.batch_size
         if train:
             fraction = data.fraction
         elif settings.evaluation.batch_size:

@@ -16,6 +16,7 @@ from ..files import NUMBER, read_json, read_rows, replacing, write_text
 from ..plugins import discover
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 Row = dict[str, Any]
@@ -42,7 +43,8 @@ class Record:
         for event in self.events:
             for kind, seconds in event.get("times", {}).items():
                 if isinstance(seconds, NUMBER) and 0 < seconds < 1e9:
-                    self.times[kind] = seconds
+                    # A Counter may hold fractions; typeshed knows it with integers only.
+                    self.times[kind] = seconds  # type: ignore[assignment]
         self.environment = read_json(folder / "env.json", changed=list, notes=list)
         self.status = read_json(folder / "status.json", step=int)
 
@@ -152,7 +154,7 @@ def table(title: str, header: Cells, rows: Sequence[Cells]) -> list[str]:
     return lines
 
 
-def show(value: Any, digits: int = 5) -> str:
+def show(value: object, digits: int = 5) -> str:
     """Format a cell: floats with so many significant digits, large ones without decimals."""
     if value is None:
         return ""
@@ -194,7 +196,7 @@ def curves(record: Record) -> Figure:
     return figure
 
 
-def plot(axes: Any, label: str, series: Series) -> None:
+def plot(axes: Axes, label: str, series: Series) -> None:
     """Plot a curve without its first tenth, whose values would flatten the others."""
     first = max(series, default=0) / 10
     steps = [step for step in series if step >= first]

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from ..interfaces import Batch
+from ..interfaces import Batch, Loader
+from .project import Project
 
 
 @torch.no_grad()
-def evaluate(project: Any, loader: Any, stop: Callable[[], bool] = bool) -> dict[str, float] | None:
+def evaluate(
+    project: Project, loader: Loader, stop: Callable[[], bool] = bool
+) -> dict[str, float] | None:
     """Return metrics by name: each is a sum divided by its own count, and `loss` is per target.
 
     Sums and counts are float64, over all batches and ranks. Return None if `stop()` becomes true.
@@ -43,8 +45,8 @@ def evaluate(project: Any, loader: Any, stop: Callable[[], bool] = bool) -> dict
 
 
 def predictions(
-    project: Any,
-    loader: Any,
+    project: Project,
+    loader: Loader,
     names: tuple[str, ...] = (),
     predict: Callable[[Batch], Batch] | None = None,
 ) -> Iterator[tuple[Batch, Batch]]:

@@ -84,7 +84,7 @@ class Hooks:
     """
 
     def __init__(self, trial: bool):
-        self.all: dict[str, Hook] = {}
+        self.all: dict[str, Hook[Any]] = {}
         for module in discover("hooks", "Hook"):
             hook = module.Hook()
             name = module.__name__.rpartition(".")[2]

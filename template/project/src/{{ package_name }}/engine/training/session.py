@@ -9,22 +9,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ..compute.distributed import Distributed
 from ..errors import NonFinite, UserError
 from ..files import read_json, write_text
 from ..loading.store import SYNTHETIC
 from ..monitoring.report import write_report
 from ..runs import CONFIG, write_status
+from ..settings import EngineSettings
 from ..signals import Signals
 from .environment import device_line, write_environment
 from .explanations import advice, explain
+from .project import Project
 from .run import Run
-
-if TYPE_CHECKING:
-    from ..compute.distributed import Distributed
-    from ..settings import EngineSettings
-    from .project import Project
 
 
 @dataclass
