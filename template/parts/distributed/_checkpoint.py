@@ -113,6 +113,7 @@ class Checkpoint:
         step = name[: len(step_name(0))]
         newest_first = [newest, *(path for path in paths if not path.name.startswith(step))]
         kept = newest_first[: self.keep] + list(filter(is_marked_best, newest_first))[:1]
+        # The new one is on the disk by now, so a crash leaves too many checkpoints, never too few.
         for path in paths:
             if path not in kept:
                 self.remove(path)

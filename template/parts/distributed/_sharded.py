@@ -64,6 +64,7 @@ class Checkpoint(WholeCheckpoint):
         try:
             self._join()
         except NotWritten as error:
+            # The save that follows may succeed, so training need not end.
             note(f"{error}; training continues")
         super().save(step, is_best)
         if wait:
@@ -89,6 +90,8 @@ class Checkpoint(WholeCheckpoint):
 
     def close(self) -> None:
         if self._pending is not None:
+            # This waits and raises nothing: the run may be ending by another error, which is the
+            # cause.
             self._pending.exception()
         self._thread.shutdown()
 
@@ -106,6 +109,7 @@ class Checkpoint(WholeCheckpoint):
             str(self.partial), files_of(tensors), save_distributed=True
         )
         saving = dcp.async_save(tensors, storage_writer=writer, process_group=self._group)
+        # The next step changes the tensors in place, while the thread still writes.
         whole = tree_map_only(Tensor, on_host, whole)
         self._pending = self._thread.submit(super()._write, {**whole, SAVING: saving}, start)
 

@@ -124,7 +124,7 @@ def draw(path: Path, study: Study) -> None:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Optuna warns that its plots are experimental
-        axes = numpy.ravel(plot_slice(study, target_name="validation loss"))
+        axes = numpy.asarray(plot_slice(study, target_name="validation loss")).ravel()
     figure = axes[0].figure
     with replacing(path) as file:
         figure.savefig(file, format="png", dpi=120, bbox_inches="tight")

@@ -37,6 +37,8 @@ class Buckets(Order):
         """Return positions in `range(count)`, (batches, columns) int64, with −1 for padding."""
         padded = np.full(len(self) * self.batch_size_all_ranks, -1, np.int64)
         if not self.train:
+            # Metrics are sums, so the order of an evaluation is free, and sorting all samples pads
+            # least.
             padded[: self.count] = np.argsort(self._lengths, kind="stable")
             return padded.reshape(-1, self.batch_size_all_ranks)
 
@@ -44,9 +46,13 @@ class Buckets(Order):
         pool_size = BATCHES * self.batch_size_all_ranks
         for start in range(0, self.count, pool_size):
             pool = shuffled[start : start + pool_size]
+            # Only a stable sort has one result: other sorts order samples of the same length
+            # differently on other processors.
             by_length = np.argsort(self._lengths[pool], kind="stable")
             padded[start : start + len(pool)] = pool[by_length]
 
+        # The batches of a pool go from short to long; without this shuffle, training would see that
+        # over and over.
         batches: np.ndarray = padded.reshape(-1, self.batch_size_all_ranks)
         shuffled_batches: np.ndarray = batches[permutation(len(batches), self.seed, epoch, 1)]
         return shuffled_batches

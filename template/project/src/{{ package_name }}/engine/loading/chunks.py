@@ -50,9 +50,12 @@ def lay_out(batches: Sequence[Spans], row_bytes: int) -> Layout:
     present = num_rows > 0
     first = starts[present]
     size = num_rows[present]
+    # A read takes so long to start that reading a small gap costs less than a second read.
     run_first, run_size = join(first, size, gap=SMALL_BYTES // row_bytes)
     run = np.searchsorted(run_first, first, "right") - 1
 
+    # In the order of time, the order of the file is also that of use. In a random order, a copy of
+    # rows that several spans share costs reading, but saves gathering: a quarter more is worth it.
     is_random = (np.diff(first) < 0).any()
     are_large = size.sum() * row_bytes >= SMALL_BYTES * len(size)
     if is_random and are_large and size.sum() <= 1.25 * run_size.sum():
@@ -239,6 +242,8 @@ class Chunks:
                 # The loop has asked for the batch after this chunk.
                 self.released[ahead.popleft().turn] = self._event()
         finally:
+            # The loop may end early, and no read may write into memory that is used for something
+            # else.
             for chunk in ahead:
                 for part in chunk.parts.values():
                     part.abandon()
@@ -261,6 +266,8 @@ class Chunks:
         layouts = self._lay_out(batches)
         size = self._size(layouts)
         while size > self.capacity and len(batches) > 1:
+            # Batches that share rows take less than their number says, so the size is measured
+            # again.
             fitting = len(batches) * self.capacity // size
             batches = batches[: max(1, min(len(batches) - 1, fitting))]
             layouts = self._lay_out(batches)

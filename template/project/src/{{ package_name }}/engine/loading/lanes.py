@@ -25,6 +25,7 @@ class Lanes(Order):
         # The number of steps of all training lanes together.
         self._steps = max(self.count // self.stride, min(self.count, 1))
         self._lanes = self._steps if self.train else min(self.stride, self.count)
+        # A row of a batch is a lane, so further rows would be padding in every batch.
         self.limit_batch(self._lanes)
         if self.train:
             self._lanes = min(self.batch_size_all_ranks, self._steps)
@@ -70,6 +71,8 @@ class Lanes(Order):
         """Return the positions, and whether the lane has that step: some have one step more."""
         shortest, longer = divmod(self._steps, max(self._lanes, 1))
         offset = 0
+        # Each epoch begins at another row, so that all samples are seen over the epochs, and not
+        # only every `stride`-th one.
         if self.count >= self.stride:
             offset = np.random.RandomState([self.seed, epoch]).randint(self.stride)
         before = lane * shortest + np.minimum(lane, longer)  # steps of the lanes before this one

@@ -135,6 +135,8 @@ class Order:
         positions: np.ndarray = rows * self.batch_size_all_ranks + columns
         positions[positions >= self.count] = -1
         if self.train and self.kind != "time":
+            # Padding stays at the end of the epoch. Among the samples, it would make every batch
+            # smaller.
             is_sample = positions >= 0
             positions[is_sample] = self._shuffle(epoch, positions[is_sample])
         return positions
@@ -142,6 +144,8 @@ class Order:
     def _shuffle(self, epoch: int, turns: np.ndarray) -> np.ndarray:
         """Map turns in an epoch, (n,) int64, to positions in `range(count)`."""
         shuffled = self.arrangement(epoch)
+        # A permutation of 10⁹ samples takes 8 GB, so the order `block` has one of the blocks only,
+        # and shuffles the samples of a block at their turn.
         if self.kind != "block":
             positions: np.ndarray = shuffled[turns]
             return positions
@@ -151,9 +155,12 @@ class Order:
         ends = np.cumsum(sizes)
         place_of_block = np.searchsorted(ends, turns, side="right")
         positions = np.empty_like(turns)
+        # Turns that are computed together are in few blocks, so few blocks are shuffled.
         for place in np.unique(place_of_block):
             chosen = place_of_block == place
             block = shuffled[place]
+            # The seed has the block's number: each block has an order of its own, and a run that
+            # resumes anywhere in the epoch finds the same one.
             inside = permutation(sizes[place], self.seed, epoch, block)
             first = ends[place] - sizes[place]
             positions[chosen] = block * self.block + inside[turns[chosen] - first]

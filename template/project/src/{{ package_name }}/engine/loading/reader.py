@@ -117,6 +117,7 @@ class Reader:
         cores = os.cpu_count() or 1
         threads = 4 if cores >= 8 else min(cores, 2)
         if any(isinstance(source, Filtered) for source in sources):
+            # HDF5 locks the whole library during a read, so further threads would only wait.
             threads = 1
         self.block_bytes = max(BLOCK_BYTES, *(source.array.row_bytes for source in sources))
         if device.type == "cpu":
@@ -148,11 +149,13 @@ class Reader:
             staged = host[: len(block.memory)]
             _read(block, staged)
             with torch.cuda.stream(self._stream):
+                # Earlier steps may still read what this memory held before.
                 self._stream.wait_event(free)
                 block.memory.copy_(staged, non_blocking=True)
                 copied = torch.cuda.Event()
                 copied.record(self._stream)
         finally:
+            # After an error, too: the other threads wait for a block.
             self._staging.put((host, copied))
         return copied
 

@@ -47,6 +47,7 @@ def gather(source: Tensor, spans: Spans, empty: Callable[..., Tensor] = torch.em
     shape = (*starts.shape, spans.width, *source.shape[1:])
     values = empty(shape, dtype=source.dtype, device=source.device)
     flat = values.flatten(0, starts.dim() - 1)
+    # A view of all windows exists only if the array has at least one whole window.
     if are_whole and len(source) >= spans.width:
         _take_windows(source, starts.flatten(), flat)
         if not present.all():

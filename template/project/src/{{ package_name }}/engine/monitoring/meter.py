@@ -134,12 +134,15 @@ class Meter:
             if name == "loss":  # is a mean; the others are sums
                 values = values * weights
             sums.append(torch.stack([values.sum(), weights.sum()]))
+        # All sums are exchanged at once, because each exchange waits for the slowest rank.
         totals = self.distributed.sum_over_ranks(torch.stack(sums))
         means = (totals[:, 0] / totals[:, 1].clamp(min=1)).tolist()
         self.check()
 
         norms = torch.stack(self._norms).tolist()
         if self._ends:  # the GPU has passed both
+            # Python's clock counted all of it as forward and backward. The events show the last
+            # optimizer step only, which stands for all of them.
             before, after = self._ends.values()
             seconds = self.num_steps * before.elapsed_time(after) / 1000
             self.times.update({"optimizer": seconds, "forward/backward": -seconds})

@@ -23,6 +23,8 @@ def evaluate(
     the training.
     """
     totals: dict[str, Tensor] = {}  # by metric: sum and count, (2,)
+    # A float32 sum ignores summands that are 16 million times smaller than itself, so over a long
+    # split it would be too small.
     zeros = torch.zeros(2, dtype=torch.float64, device=project.device)
     model = project.wrapped
     was_training = model.training

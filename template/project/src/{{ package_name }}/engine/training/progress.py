@@ -88,6 +88,8 @@ class Hooks:
         for module in discover("hooks", "Hook"):
             hook = module.Hook()
             name = module.__name__.rpartition(".")[2]
+            # All methods are optional, so a misspelt one would otherwise have no effect and no
+            # error.
             for method, value in vars(module.Hook).items():
                 if method[0] != "_" and callable(value) and not hasattr(Hook, method):
                     remedy = "correct its name (see engine/interfaces.py), or begin it with _"
