@@ -79,6 +79,8 @@ def dispatch(words: list[str]) -> int:
     check_processes(name)
     prepare_process()
     command = import_module(f".commands.{name}", __package__)
+    if "main" not in vars(command):
+        raise UserError("no function 'main'", f"commands/{name}.py", "write main(arguments, load)")
     parser = make_parser(name, command)
     try:
         arguments, unknown = parser.parse_known_args(map(with_underscores, words[1:]))
