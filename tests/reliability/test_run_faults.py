@@ -187,7 +187,7 @@ def test_nothing_is_written_through_a_link_out_of_a_run(place, tmp_path_factory,
             shutil.move(path, outside / name)
         path.symlink_to(outside / name)
         with pytest.raises(runs.UserError, match=f"leads out of the run: runs/first/{name}: copy"):
-            runs.find_training("first")
+            runs.find_run("first")
         if name == "checkpoints":
             before = contents(outside)
             for words in (("train", "--resume"), ("evaluate",), ("report",)):
