@@ -212,7 +212,7 @@ def test_optimizer_and_schedule_may_be_rewritten_in_two_files(tmp_path):
 
 
 def test_a_file_format(tmp_path):
-    project = apply("A file format of your own", copied(render(**ANSWERS), tmp_path))
+    project = apply("Your own file format", copied(render(**ANSWERS), tmp_path))
     cells = np.random.default_rng(0).standard_normal((400, 3)).astype("<f4")
     cells.tofile(tmp_path / "rows.bin")
     for words in (
