@@ -114,6 +114,26 @@ def test_a_whole_run(whole):
     assert (whole / "curves.png").stat().st_size > 10_000, "something is drawn"
 
 
+def by_metric(metric, *values, best):
+    """Evaluations whose loss grows while this metric decides; `best` are those that were it."""
+    rows = evaluations(*[0.1 + place / 10 for place in range(len(values))])
+    for place, (row, value) in enumerate(zip(rows, values, strict=True)):
+        row[metric] = value
+        row["best_by"] = metric if place in best else ""
+    return rows
+
+
+def test_the_metric_that_decides_names_the_best_evaluation(undrawn, tmp_path):
+    """The last one that was marked: another metric may have decided before."""
+    rows = [*steps(300), *by_metric("r2", 0.4, 0.9, 0.7, best=(0, 1))]
+    rows[-1]["best_by"] = "r2"
+    page = page_of(make_run(tmp_path / "resumed", rows))
+    assert "- best: validation r2 0.7 at step 300\n" in page
+    assert "- metrics: loss 0.3, mae 0.15 (of the best step)\n" in page
+    rows = [*steps(100), *by_metric("r2", None, best=())]
+    assert "- best: no finite evaluation yet" in page_of(make_run(tmp_path / "nan", rows))
+
+
 @pytest.mark.parametrize(
     ("state", "reason", "expected"),
     [
@@ -128,7 +148,7 @@ def test_how_it_ended(undrawn, tmp_path, state, reason, expected):
     rows = [*steps(100), {"step": 100, "split": "validation", "loss": None}]  # nan
     page = page_of(make_run(tmp_path / "run", rows, status=status))
     assert f"- state: {expected}\n" in page
-    assert "- best: no evaluation with a finite loss yet" in page
+    assert "- best: no finite evaluation yet" in page
 
 
 # Each is in the place of a line. None of them is a record.
@@ -188,7 +208,7 @@ def test_files_with_other_types_are_read_as_missing(whole, tmp_path, monkeypatch
     monkeypatch.setattr(details, "curves", lambda _: undrawn)
     extra = imported(render(**COMPARE), "hooks.details")
     monkeypatch.setattr(extra, "curves", lambda _: undrawn)
-    monkeypatch.setattr(comparison, "loss_curves", lambda _: undrawn)
+    monkeypatch.setattr(comparison, "curves", lambda *_: undrawn)
     manifest = {"seal": "1", "source": {"kind": "synthetic"}}
     (whole / "data.json").write_text(json.dumps(manifest))
     values = (7, "text", [3], {"a": [1]}, None, True, [{"a": {}}], [[[]]], 1e299)
@@ -312,6 +332,14 @@ def test_the_command_compares_all_runs_or_those_that_are_named(tmp_path):
     (poor,) = [line for line in page.splitlines() if "poor" in line]
     for expected in ("running or killed", "optimizer.learning_rate 0.8", "data 2"):
         assert expected in poor
+    for name, best in (("low", 0.3), ("high", 0.6)):
+        make_run(tmp_path / name, by_metric("r2", best, 0.1, best=(0,)))
+    done = check_run(project, "compare", "low", "high", cwd=tmp_path)
+    assert first_words(done) == ["run", "high", "low", "runs/compare.md"]
+    assert "  best r2  " in done.out
+    assert "  0.6  " in done.out
+    done = check_run(project, "compare", "low", "poor", cwd=tmp_path)
+    assert "  best loss  " in done.out, "the runs have no other metric in common"
     trained(tmp_path / "c", 0.4)
     for words in (["poor", "./c"], ["--run", "poor", "./c"]):
         done = check_run(project, "compare", *words, cwd=tmp_path)

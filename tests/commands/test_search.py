@@ -109,6 +109,7 @@ def test_a_range_or_list_is_what_the_schema_says(word, expected):
         ),
         ("reproducibility.seed=1..9", "cannot be searched: --search: all trials share one seed"),
         ("data.path=a,b", "cannot be searched: --search: losses on different data"),
+        ("evaluation.metric=loss,r2", "cannot be searched: --search: values of different metrics"),
     ],
 )
 def test_an_error_in_the_space_is_one_line(text, said):
@@ -143,11 +144,20 @@ def computed(loss):
         without_plot()
 
         def launch(folder, number):
-            result = loss(yaml.safe_load((folder / "settings.yaml").read_text()))
+            settings = yaml.safe_load((folder / "settings.yaml").read_text())
+            result = loss(settings)
             if isinstance(result, tuple):
                 (folder / "log").write_text(result[1])
                 return result[0]
-            facts = {"loss": result, "pruned": False, "evaluations": 1, "seconds": 1.0}
+            metric = settings["evaluation.metric"]
+            facts = {
+                "metric": metric,
+                "value": 1 - result if metric == "r2" else result,
+                "cost": result - 1 if metric == "r2" else result,
+                "pruned": False,
+                "evaluations": 1,
+                "seconds": 1.0,
+            }
             (folder / "result.json").write_text(json.dumps(facts))
             return 0
 
@@ -160,7 +170,8 @@ def computed(loss):
 @pytest.mark.parametrize("seed", range(8))
 def test_a_planted_optimum_is_found_in_20_trials(seed, place):
     words = ("tune", "--search", *SPACE, "--trials", "20", "--model.width", "32")
-    flags = ("--reproducibility.seed", str(seed))
+    metric = ("loss", "r2")[seed % 2]
+    flags = ("--reproducibility.seed", str(seed), "--evaluation.metric", metric)
     check_run(render(), *words, *flags, cwd=place, before=computed(planted))
     assert states(place).count("COMPLETE") == 20
     text = (place / "tuned.yaml").read_text()
@@ -168,6 +179,11 @@ def test_a_planted_optimum_is_found_in_20_trials(seed, place):
     assert tuned["model.width"] == 16
     assert 0.002 < tuned["optimizer.learning_rate"] < 0.008
     assert ": better by more than the spread" in text
+    assert f"best validation {metric} of 20 trials" in text
+    page = (study(place) / "search.md").read_text()
+    _, _, rest = page.partition(f"## Trials, the best {metric} first")
+    first = rest.split("|")[12:15]  # name and metric of the first row
+    assert float(first[1]) == pytest.approx(0.7 if metric == "r2" else 0.3, abs=0.05)
 
 
 @pytest.mark.parametrize(
@@ -182,9 +198,9 @@ def test_a_gain_must_exceed_the_spread(after, said):
     page = module("measure.search_page")
     repeats = []
     for side, losses in {"configured": (0.49, 0.50, 0.51), "trial-002": after}.items():
-        repeats += [page.Row(side, {}, {"loss": loss}) for loss in losses]
-    best = page.Row("trial-002", {"model.width": 8}, {"loss": 0.2})
-    assert page.Found({}, [best], repeats, best).verdict()[1].endswith(said)
+        repeats += [page.Row(side, {}, {"value": -loss, "cost": loss}) for loss in losses]
+    best = page.Row("trial-002", {"model.width": 8}, {"value": -0.2, "cost": 0.2})
+    assert page.Found("r2", {}, [best], repeats, best).verdict()[1].endswith(said)
 
 
 def test_more_trials_continue_the_same_study(place):
@@ -262,7 +278,7 @@ def test_trials_are_trainings_that_end_early_and_never_open_the_test_split(place
     check_run(project, *WIDE, "7", cwd=place, before=forked_trainings(project, closed_test_split))
     first = results(place)["trial-001"]
     best = min(float.fromhex(loss) for _, loss in evaluations(place))
-    assert first["loss"] == best, "the configuration as `train` trains it"
+    assert first["value"] == best, "the configuration as `train` trains it"
     assert first["evaluations"] == 4
     pruned = [result for result in results(place).values() if result.get("pruned")]
     assert pruned

@@ -134,7 +134,7 @@ def test_a_run_has_the_files_and_keys_of_the_reference(trained):
         content = json.loads((folder / f"{file}.json").read_text())
         assert content.keys() == names_of("run_folder", entry, workload)
     measured = json.loads((folder / "evaluation.json").read_text())["metrics"]
-    of_record = {"step", "split", "samples_per_second", "seconds", "time"}
+    of_record = {"step", "split", "samples_per_second", "seconds", "best_by", "time"}
     assert measured.keys() == keys(evaluations) - of_record
 
 

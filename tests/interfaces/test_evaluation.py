@@ -48,14 +48,17 @@ class Squares(nn.Module):
         return engine("interfaces").Output(total / weight.clamp(min=1), weight, metrics)
 
 
-def evaluate(model, loader, distributed=None, **more):
+def evaluate(model, loader, distributed=None, finish=None, **more):
     project = SimpleNamespace(
+        model=model,
         wrapped=model,
+        store="the store",
+        ask_dataset=lambda name, default, *given: finish(*given) if finish else default,
         device=CPU,
         precision=engine("compute.precision").Precision("fp32", CPU),
         distributed=distributed or OneOf(),
     )
-    return engine("training.evaluation").evaluate(project, loader, **more)
+    return engine("training.evaluation").evaluate(project, loader, "test", **more)
 
 
 def numbered(values, batch):
@@ -101,6 +104,57 @@ def test_no_trace_is_left(training, end):
     assert model.passes == 0
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.is_grad_enabled()
+
+
+class Grouped(Squares):
+    """Adds up by the sample's number modulo 3: how many, and (x, x²) in a pair of columns."""
+
+    calibrated_with = None
+
+    def forward(self, batch):
+        output = super().forward(batch)
+        interfaces = engine("interfaces")
+        present = batch["present"]
+        x = torch.where(present, batch["x"], 0.0)
+        group = batch["index"].clamp(min=0) % 3
+        by_group = {
+            "count": interfaces.Groups(4, group, present.long()),
+            "pairs": interfaces.Groups(4, group, torch.stack([x, x.square()], 1)),
+        }
+        return output._replace(by_group=by_group)
+
+    def calibrate(self, sums):
+        self.calibrated_with = sums
+
+
+def test_sums_by_group_reach_finish_and_calibrate():
+    """A direct computation in float64, over batches of which one is only padding, and two ranks."""
+    values = np.linspace(0, 5, 16 * 3 + 5).astype(np.float32)
+    values[:16] = 2.0**13
+    seen = []
+
+    def finish(metrics, *given):
+        seen.append(given)
+        return {**metrics, "worst": float(given[-1]["pairs"].max())}
+
+    two = OneOf(total=lambda tensor: 2 * tensor)
+    batches = Batches(numbered(values, 16))
+    model = Grouped()
+    metrics = evaluate(model, batches, two, finish, calibrate=True)
+    ((store, split, sums),) = seen
+    assert (store, split) == ("the store", "test")
+    assert model.calibrated_with is sums
+    exact = values.astype(np.float64)
+    for group in range(4):
+        own = exact[group::3] if group < 3 else exact[:0]
+        assert sums["count"][group] == 2 * len(own)
+        expected = [2 * own.sum(), 2 * np.square(own.astype(np.float32)).sum(dtype=np.float64)]
+        assert sums["pairs"][group].tolist() == pytest.approx(expected, rel=1e-12)
+    assert metrics["worst"] == float(sums["pairs"].max())
+
+    other = Grouped()
+    evaluate(other, batches)
+    assert other.calibrated_with is None, "only a training calibrates"
 
 
 class Operators(TorchDispatchMode):

@@ -37,11 +37,25 @@ def test_carried_states_find_their_lanes(before, world):
         assert second.tolist() == (lanes[:, None] * 10).tolist()
 
 
-def test_a_loss_that_is_not_finite_is_never_the_best():
+def test_a_metric_that_is_not_finite_is_never_the_best():
     progress = engine("training.progress").Progress()
-    losses = (float("-inf"), float("nan"), float("inf"), 2.0, float("-inf"), float("nan"), 1.0)
+    costs = (float("-inf"), float("nan"), float("inf"), 2.0, float("-inf"), float("nan"), 1.0)
     judged = []
-    for progress.step, loss in enumerate(losses):
-        judged.append(progress.judge(loss))
-    assert judged == [loss in (2.0, 1.0) for loss in losses]
-    assert (progress.best_loss, progress.best_step) == (1.0, 6)
+    for progress.step, cost in enumerate(costs):
+        expected = progress.is_better(cost)
+        judged.append(progress.judge(5.0 - progress.step, cost))
+        assert judged[-1] == expected
+    assert judged == [cost in (2.0, 1.0) for cost in costs]
+    assert (progress.best_cost, progress.best_loss, progress.best_step) == (1.0, -1.0, 6)
+
+
+def test_a_checkpoint_without_a_metric_was_judged_by_the_loss():
+    progress = engine("training.progress").Progress(metric="r2")
+    before = {"step": 9, "evaluated": 8, "best_loss": 0.5, "best_step": 4, "without_gain": 2}
+    progress.load_state_dict({**before, "skipped": 0})
+    assert progress.metric == "loss"
+    assert not progress.is_better(0.5)
+    assert progress.is_better(0.4)
+    again = engine("training.progress").Progress()
+    again.load_state_dict(progress.state_dict())
+    assert again == progress

@@ -240,6 +240,61 @@ def test_early_stop_and_best_checkpoint(place):
     assert list(rows(place)) == logged, "it stays stopped"
 
 
+def giving(*values):
+    """For `before`: the accuracies of the next evaluations; None for an evaluation without one."""
+
+    def put():
+        from my_training import dataset
+
+        given = iter(values)
+
+        def finish(metrics, *others):
+            value = next(given)
+            return metrics if value is None else {**metrics, "accuracy": value}
+
+        dataset.finish = finish
+
+    return put
+
+
+def best_step(folder):
+    (path,) = (newest_run(folder) / "checkpoints").glob("*-best-*")
+    return step_of(path)
+
+
+def test_another_metric_decides_from_a_resume_on(place):
+    """A new comparison: the best checkpoint so far stays until there is a better one."""
+    words = ("--evaluation.every_steps", "10", "--evaluation.patience", "2")
+    wrong = ("--evaluation.metric", "acuracy")
+    line = one_error(train(place, *words, *wrong), "evaluation.metric cannot be 'acuracy'")
+    assert "'loss', 'log_loss'" in line
+    assert not (place / "runs").exists(), "it is found before the first step"
+    assert train(place, *words, "--max-steps", "20").code == 0
+    by_loss = best_step(place)
+
+    decides = ("--resume", "--evaluation.metric", "accuracy")
+    done = train(place, *decides, "--max-steps", "30", before=giving(float("nan")))
+    assert "note: accuracy decides now, and loss did before" in done.out
+    assert best_step(place) == by_loss, "nan is never the best"
+
+    lacks = train(place, "--resume", before=giving(None))
+    one_error(lacks, "the evaluation has no metric 'accuracy': evaluation.metric: .*loss, mse")
+    assert step_of(checkpoints(place)[-1]) == 40, "nothing is lost"
+
+    done = train(place, "--resume", before=giving(0.9, 0.5, float("inf")))
+    assert "did before" not in done.out, "the comparison goes on"
+    assert "early stop: 2 evaluations without a better accuracy" in done.out, done.err
+    assert best_step(place) == 40
+    marks = [row["best_by"] for row in rows(place) if "split" in row]
+    assert marks == ["loss", "loss", "", "accuracy", "", ""]
+    assert "- best: validation accuracy 0.9 at step 40" in report_of(place)
+    events = (newest_run(place) / "events.jsonl").read_text().splitlines()
+    changes = [event for event in map(json.loads, events) if event["event"] == "metric"]
+    assert [(event["step"], event["metric"], event["before"]) for event in changes] == [
+        (20, "accuracy", "loss")
+    ]
+
+
 def test_a_run_resumes_when_extras_tracker_and_loader_are_others(tmp_path):
     """A note names the sections that are gone, and every loss is the same."""
     extras = set(choices("extras")) - {"frames"}  # which reads another dataset

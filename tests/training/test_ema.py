@@ -81,6 +81,77 @@ def test_averages_are_those_by_hand(decay, start, every):
         torch.testing.assert_close(hook.averages["weight"], wanted)
 
 
+class Once:
+    """A loader of one batch."""
+
+    def __len__(self):
+        return 1
+
+    def epoch(self, number):
+        return iter([{}])
+
+
+class Leveled(torch.nn.Linear):
+    """Calibrates a buffer to the weight that is evaluated; another one is a running statistic."""
+
+    calibrated = ("level",)
+
+    def __init__(self):
+        super().__init__(1, 1, bias=False)
+        self.register_buffer("level", torch.zeros(()))
+        self.register_buffer("statistic", torch.tensor(7))
+
+    def forward(self, batch):
+        interfaces = imported(render(**EMA), "engine.interfaces")
+        one = torch.ones(())
+        levels = {"level": interfaces.Groups(1, torch.tensor([0]), self.weight[0])}
+        return interfaces.Output(self.level + one, one, by_group=levels)
+
+    def calibrate(self, sums):
+        self.level.copy_(sums["level"][0])
+
+
+def test_what_is_calibrated_belongs_to_the_weights_that_were_evaluated():
+    """Averages have their own value, which is restored, measured and loaded with them."""
+    project = render(**EMA)
+    ema = imported(project, "hooks.ema")
+    evaluate = imported(project, "engine.training.evaluation").evaluate
+    model = Leveled()
+    cpu = torch.device("cpu")
+    precision = imported(project, "engine.compute.precision").Precision("fp32", cpu)
+    whole = SimpleNamespace(
+        model=model,
+        wrapped=model,
+        device=cpu,
+        precision=precision,
+        store=None,
+        ask_dataset=lambda name, default, *others: default,
+        distributed=SimpleNamespace(sum_over_ranks=lambda tensor: tensor),
+        settings=SimpleNamespace(ema=SimpleNamespace(decay=0.5, start_step=0, every_steps=1)),
+    )
+    run = SimpleNamespace(project=whole, step=1, validation=Once(), agree=lambda: False)
+    hook = ema.Hook()
+    model.weight.data.fill_(1.0)
+    hook.start(run)
+    averages = [0.0]
+    for level, weight in ((0.0, 3.0), (3.0, 4.0)):  # level: of the weights before
+        model.weight.data.fill_(weight)
+        hook.after_step(run)
+        with hook.evaluating(run):
+            assert model.level == level
+            evaluate(whole, Once(), "validation", calibrate=True)
+        averages.append(hook.averages["weight"].item())
+        assert model.level == weight != averages[-1]
+        assert hook.averages["level"] == averages[-1]
+        assert hook.metrics["loss"] == pytest.approx(averages[-2] + 1), "measured with its own"
+
+    again = ema.Hook()
+    again.load_state_dict(hook.state_dict())
+    again.start(run)
+    assert again.averages["level"] == averages[-1]
+    assert again.averages.keys() == {"weight", "level"}
+
+
 @every_framework
 @pytest.mark.first(1)
 def test_it_changes_no_step_and_resumes_bit_for_bit(framework, place, whole):

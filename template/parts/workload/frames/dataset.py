@@ -84,7 +84,7 @@ class Samples(interfaces.Samples):
 # --- metrics of a whole split
 
 
-def finish(metrics: dict[str, float], store: Store, split: str) -> dict[str, float]:
+def finish(metrics: dict[str, float], store: Store, split: str, sums: Batch) -> dict[str, float]:
     """Add `r2`: 1 − squared error ÷ variance of the split's standardized targets."""
     variance = float(standardized(store, *store.splits[split]).var(0).mean())
     if variance > 0 and "mse" in metrics:

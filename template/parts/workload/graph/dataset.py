@@ -399,7 +399,7 @@ def _targets_of(store: Store, split: str) -> np.ndarray:
     return target.astype(np.float64)
 
 
-def finish(metrics: Metrics, store: Store, split: str) -> Metrics:
+def finish(metrics: Metrics, store: Store, split: str, sums: Batch) -> Metrics:
     """Add `r2`: 1 − squared error ÷ variance of the split's targets, over all horizons."""
     target = _targets_of(store, split)
     deviation = target - np.nanmean(target, 0)

@@ -1,4 +1,4 @@
-"""The settings that you own: of data, model, optimizer and schedule, and the list of all sections.
+"""The settings that you own, such as those of data and model, and the list of all sections.
 
 The text below a setting is its description in `config.yaml` and in `train --help`; `OptimizerName`
 brings its own. The settings of the engine, and those that extras add, are in `engine/settings.py`.
@@ -6,12 +6,13 @@ brings its own. The settings of the engine, and those that extras add, are in `e
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from .engine.settings import (
     Auto,
     BelowOne,
     EngineData,
+    EngineEvaluation,
     EngineSettings,
     Factor,
     Natural,
@@ -126,6 +127,25 @@ class Schedule(Section):
     """Final learning rate as a fraction of the peak. No effect with constant and onecycle."""
 
 
+class Evaluation(EngineEvaluation):
+    """When the validation samples are measured, and which metric decides."""
+
+    # Add metrics that your model returns, or `finish` in dataset.py.
+    metric: Literal[
+        "loss",
+        "mse",
+        "mae",
+        "mse_original",
+        "mae_original",
+        "r2",
+        "direction_accuracy",
+    ] = "loss"
+    """Metric that decides which checkpoint is the best, and when a run stops early: loss, mse, mae,
+    mse_original, mae_original, r2 or direction_accuracy."""
+
+    higher_is_better: ClassVar = ("r2", "direction_accuracy")  # a lower value of the others
+
+
 class Settings(EngineSettings):
     """All settings of a run, by section. Add a line for each section that you write."""
 
@@ -133,4 +153,5 @@ class Settings(EngineSettings):
     model: Model
     optimizer: Optimizer
     schedule: Schedule
+    evaluation: Evaluation
     graph_builder: GraphBuilder

@@ -213,7 +213,7 @@ def synthesize(folder: Path, settings: Settings) -> None:
     write(folder, Byte(), files, borders, source)
 
 
-def finish(metrics: dict[str, float], store: Store, split: str) -> dict[str, float]:
+def finish(metrics: dict[str, float], store: Store, split: str, sums: Batch) -> dict[str, float]:
     """Add `perplexity`, the exponential of the mean loss per token."""
     return {**metrics, "perplexity": float(np.exp(metrics["loss"]))}
 

@@ -1,4 +1,4 @@
-"""The settings that you own: of data, model, optimizer and schedule, and the list of all sections.
+"""The settings that you own, such as those of data and model, and the list of all sections.
 
 The text below a setting is its description in `config.yaml` and in `train --help`; `OptimizerName`
 brings its own. The settings of the engine, and those that extras add, are in `engine/settings.py`.
@@ -6,7 +6,7 @@ brings its own. The settings of the engine, and those that extras add, are in `e
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -14,6 +14,7 @@ from .engine.settings import (
     Auto,
     BelowOne,
     EngineData,
+    EngineEvaluation,
     EngineSettings,
     Factor,
     Natural,
@@ -166,6 +167,22 @@ class Schedule(Section):
     """Final learning rate as a fraction of the peak. No effect with constant and onecycle."""
 
 
+class Evaluation(EngineEvaluation):
+    """When the validation samples are measured, and which metric decides."""
+
+    # Add metrics that your model returns, or `finish` in dataset.py.
+    metric: Literal[
+        "loss",
+        "loss_per_byte",
+        "token_accuracy",
+        "exact_match",
+    ] = "loss"
+    """Metric that decides which checkpoint is the best, and when a run stops early: loss,
+    loss_per_byte, token_accuracy or exact_match."""
+
+    higher_is_better: ClassVar = ("token_accuracy", "exact_match")  # a lower value of the others
+
+
 class Settings(EngineSettings):
     """All settings of a run, by section. Add a line for each section that you write."""
 
@@ -173,3 +190,4 @@ class Settings(EngineSettings):
     model: Model
     optimizer: Optimizer
     schedule: Schedule
+    evaluation: Evaluation

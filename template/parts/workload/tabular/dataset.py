@@ -45,7 +45,7 @@ def _target(store: Store, split: str) -> np.ndarray:
     return store.arrays["target"].rows()[first:last]
 
 
-def finish(metrics: dict[str, float], store: Store, split: str) -> dict[str, float]:
+def finish(metrics: dict[str, float], store: Store, split: str, sums: Batch) -> dict[str, float]:
     """Add `r2` for regression: 1 − squared error ÷ variance of the split's targets."""
     variance = _target(store, split).var(dtype=np.float64)
     if variance > 0 and "mse_original" in metrics:

@@ -1,4 +1,4 @@
-"""The settings that you own: of data, model, optimizer and schedule, and the list of all sections.
+"""The settings that you own, such as those of data and model, and the list of all sections.
 
 The text below a setting is its description in `config.yaml` and in `train --help`; `OptimizerName`
 brings its own. The settings of the engine, and those that extras add, are in `engine/settings.py`.
@@ -6,12 +6,13 @@ brings its own. The settings of the engine, and those that extras add, are in `e
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from .engine.settings import (
     Auto,
     BelowOne,
     EngineData,
+    EngineEvaluation,
     EngineSettings,
     Factor,
     Natural,
@@ -108,6 +109,24 @@ class Schedule(Section):
     """Final learning rate as a fraction of the peak. No effect with constant and onecycle."""
 
 
+class Evaluation(EngineEvaluation):
+    """When the validation samples are measured, and which metric decides."""
+
+    # Add metrics that your model returns, or `finish` in dataset.py.
+    metric: Literal[
+        "loss",
+        "mse",
+        "mae",
+        "mse_original",
+        "mae_original",
+        "r2",
+    ] = "loss"
+    """Metric that decides which checkpoint is the best, and when a run stops early: loss, mse, mae,
+    mse_original, mae_original or r2."""
+
+    higher_is_better: ClassVar = ("r2",)  # a lower value of the others
+
+
 class Settings(EngineSettings):
     """All settings of a run, by section. Add a line for each section that you write."""
 
@@ -115,3 +134,4 @@ class Settings(EngineSettings):
     model: Model
     optimizer: Optimizer
     schedule: Schedule
+    evaluation: Evaluation

@@ -153,7 +153,7 @@ def _stored(values: np.ndarray, scale: dict[str, list[float]], dtype: str) -> np
     return stored.view("float16" if dtype == "float16" else "uint16")
 
 
-def finish(metrics: dict[str, float], store: Store, split: str) -> dict[str, float]:
+def finish(metrics: dict[str, float], store: Store, split: str, sums: Batch) -> dict[str, float]:
     """Add `r2`: 1 − squared error ÷ variance of the split's standardized targets."""
     variance = float(_targets_of(store, split).var(0).mean())
     if variance > 0 and "mse" in metrics:

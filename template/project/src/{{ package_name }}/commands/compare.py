@@ -1,4 +1,4 @@
-"""Compare several runs: write a table and a plot of their losses to runs/compare.md."""
+"""Compare several runs: write a table and a plot of their evaluations to runs/compare.md."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ from ..engine.monitoring.report import (
 from ..engine.runs import RUNS, all_runs, find_run, typed_run
 from ..engine.sources import read
 from ..hooks.details import seconds
+from ..settings import Evaluation
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-HEADER = ("run", "state", "best loss", "at step", "steps", "duration", "settings that differ")
+COLUMNS = ("at step", "steps", "duration", "settings that differ")
 MOST_CURVES = 10  # the number of colors
 
 
@@ -53,18 +54,34 @@ def write_comparison(folders: Sequence[Path], target: Path) -> list[str]:
     Returns the lines that the terminal shows. Raises OSError if it cannot read or write.
     """
     records = [Record(folder) for folder in dict.fromkeys(folders)]
-    records.sort(key=lambda record: record.best.get("loss", math.inf))
-    rows = table_rows(records)
+    metric = metric_of(records)
+    records.sort(key=lambda record: cost(record, metric))
+    header = ("run", "state", f"best {metric}", *COLUMNS)
+    rows = table_rows(records, metric)
     target.mkdir(exist_ok=True)
     with replacing(target / "compare.png") as file:
-        loss_curves(records).savefig(file)
+        curves(records, metric).savefig(file)
     page = target / "compare.md"
-    title = "Runs, the lowest validation loss first"
-    write_text(page, markdown([["![compare](compare.png)"], table(title, HEADER, rows)]))
-    return [*aligned(HEADER, rows), "", str(page)]
+    title = f"Runs, the best validation {metric} first"
+    write_text(page, markdown([["![compare](compare.png)"], table(title, header, rows)]))
+    return [*aligned(header, rows), "", str(page)]
 
 
-def table_rows(records: list[Record]) -> list[Cells]:
+def metric_of(records: list[Record]) -> str:
+    """Return the metric that decides in all runs; the loss if they differ."""
+    metrics = {str(record.best.get("best_by", "loss")) for record in records if record.best}
+    return metrics.pop() if len(metrics) == 1 else "loss"
+
+
+def cost(record: Record, metric: str) -> float:
+    """Return the metric of the best evaluation so that lower is better; inf if there is none."""
+    value = record.best.get(metric)
+    if value is None:
+        return math.inf
+    return float(-value if metric in Evaluation.higher_is_better else value)
+
+
+def table_rows(records: list[Record], metric: str) -> list[Cells]:
     """Return the cells of each run, with the settings that differ between runs."""
     settings = [read_settings(record.folder) for record in records]
     known = [values for values in settings if values]
@@ -75,7 +92,7 @@ def table_rows(records: list[Record]) -> list[Cells]:
         row = (
             record.folder,
             record.state,
-            record.best.get("loss"),
+            record.best.get(metric),
             record.best.get("step"),
             record.step,
             duration(seconds(record)),
@@ -116,15 +133,15 @@ def read_settings(folder: Path) -> dict[str, str]:
     return settings
 
 
-def loss_curves(records: list[Record]) -> Figure:
-    """Plot the validation loss over the steps, for at most the ten best runs."""
+def curves(records: list[Record], metric: str) -> Figure:
+    """Plot a metric of the validation over the steps, for at most the ten best runs."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 5), layout="constrained")
     axes = figure.subplots()
-    axes.set(title=f"validation loss of the best {MOST_CURVES} runs", xlabel="step")
+    axes.set(title=f"validation {metric} of the best {MOST_CURVES} runs", xlabel="step")
     for record in records[:MOST_CURVES]:
-        label = f"{record.best.get('loss', math.nan):.4g}  {record.folder}"
-        plot(axes, label, numbers(record.evaluations, "loss"))
+        label = f"{show(record.best.get(metric), 4)}  {record.folder}"
+        plot(axes, label, numbers(record.evaluations, metric))
     axes.legend()
     return figure

@@ -156,7 +156,7 @@ def write_int8(
 
     def measure() -> dict[str, float]:
         exported = replace(project, wrapped=model.to(project.device))
-        return evaluate(exported, loader) or {}
+        return evaluate(exported, loader, split) or {}
 
     before = measure()
     on_device = {name: value.to(project.device) for name, value in batch.items()}

@@ -2,7 +2,7 @@
 
 A setting changes only if the gain exceeds the spread of repeated runs in random order. The result
 is a complete configuration, for `train --config tuned.yaml`; its first lines report the gains.
-`--search` finds settings with a lower validation loss; it is in `measure/search.py`.
+`--search` finds settings with a better validation metric; it is in `measure/search.py`.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="only plot the loss over a rising learning rate",
     )
-    settings = "search settings with a lower validation loss, in complete trainings"
+    settings = "search settings with a better validation metric, in complete trainings"
     space = f"{settings}: KEY=LOW..HIGH or KEY=VALUE,VALUE"
     add("--search", nargs="+", action="extend", metavar="KEY=VALUES", help=space)
     add("--trials", type=int, metavar="N", help="trials of --search (default: 20)")

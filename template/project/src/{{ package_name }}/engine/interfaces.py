@@ -53,6 +53,17 @@ class Rows(NamedTuple):
     lengths: Any = None  # a Tensor (B,) or (B, K) int64, if the spans have lengths
 
 
+class Groups(NamedTuple):
+    """Numbers that an evaluation adds up by group, such as the errors of each series.
+
+    Those of padding must be 0.
+    """
+
+    size: int  # number of groups
+    group: Tensor  # (n,) int64, from 0 to size − 1
+    numbers: Tensor  # (n, …)
+
+
 class Output(NamedTuple):
     """The result of a model's forward, a NamedTuple because FSDP and DDP look for tensors in it.
 
@@ -63,6 +74,7 @@ class Output(NamedTuple):
     loss: Tensor  # () float32: weighted mean over the targets; 0 if there are none
     total_weight: Tensor  # () float32
     metrics: dict[str, tuple[Tensor, Tensor]] = {}  # noqa: RUF012 - name: (sum, count); () each
+    by_group: dict[str, Groups] = {}  # noqa: RUF012 - the same names in every evaluation batch
 
 
 class Samples:
@@ -111,8 +123,14 @@ class Dataset(Protocol):
     def synthesize(self, folder: Path, settings: Any) -> None:
         """Write a small prepared dataset, always the same, to train on before `prepare`."""
 
-    def finish(self, metrics: dict[str, float], store: Any, split: str) -> dict[str, float]:
-        """Add the metrics that are no sums over samples, such as `r2`."""
+    def finish(
+        self, metrics: dict[str, float], store: Any, split: str, sums: Batch
+    ) -> dict[str, float]:
+        """Add the metrics that are no sums over samples, such as `r2`, on every rank.
+
+        sums: those of `Output.by_group`, over all batches and ranks: (size, …) float64, on the CPU.
+        A metric `baseline_loss` takes the place of the function below.
+        """
 
     def baseline_loss(self, store: Any, split: str) -> float:
         """Return the loss of a split without a model; training must reach a lower one."""
@@ -148,6 +166,8 @@ class Model(Protocol):
         it which are called outside of its forward; these are sharded separately.
         """
 
+    # Optional: `calibrate(sums)`, called at each evaluation of a training with the same `sums` as
+    # `finish`. It sets the buffers that the attribute `calibrated` names, equally on every rank.
     # Optional: `recurrent`, a `RecurrentState`, which the extra `lanes` stores in checkpoints.
 
 

@@ -88,11 +88,16 @@ class Hook:
 
     def after_evaluation(self, run: Run, metrics: dict[str, float]) -> None:
         """Compare the loss with the best one so far, and with the baseline, measured once."""
+        baseline = metrics.pop("baseline_loss", None)
         if not run.project.distributed.is_main:
             return
         if self.baseline is None:
-            store = run.project.store
-            self.baseline = run.project.ask_dataset("baseline_loss", math.inf, store, "validation")
+            project = run.project
+            if baseline is None:
+                baseline = project.ask_dataset(
+                    "baseline_loss", math.inf, project.store, "validation"
+                )
+            self.baseline = baseline
             if math.isfinite(self.baseline):
                 run.log.event(run.step, "baseline_loss", loss=self.baseline)
         loss = metrics["loss"]

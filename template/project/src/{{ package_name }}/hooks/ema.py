@@ -4,7 +4,8 @@ The averages are often better than the last weights. They are on the device and 
 as the weights; an update is one pass over both, without a host sync. Evaluations also measure the
 averages, in columns that end in `_averaged`. `evaluate`, `predict`, `generate` and `export` use
 them with `--weights averaged`. A sharded model has sharded averages. Buffers, such as running
-statistics, come from the trained model.
+statistics, come from the trained model, except those that the model calibrates: there is a second
+value of these, for the averages.
 """
 
 from __future__ import annotations
@@ -47,12 +48,12 @@ class Hook:
         self.settings = settings.ema
         saved = self.averages
         self.averages = {}
-        for name, parameter in model.named_parameters():
-            self.averages[name] = parameter.detach().clone()
-        if saved:
-            for name, average in self.averages.items():
-                fill(average, saved[name])
-        self.weights = list(model.parameters())
+        self.originals = with_averages(model)
+        for name, tensor in self.originals.items():
+            self.averages[name] = tensor.detach().clone()
+            if saved:
+                fill(self.averages[name], saved[name])
+        self.num_weights = len(list(model.parameters()))
 
     def after_step(self, run: Run) -> None:
         """Move the averages towards the weights, faster at first, to forget initial weights."""
@@ -66,8 +67,8 @@ class Hook:
         if run.step > self.settings.start_step:
             self.updates += 1
             share = max(1 - self.settings.decay, 9 / (10 + self.updates))
-        averages = [own(average) for average in self.averages.values()]
-        weights = [own(weight) for weight in self.weights]
+        averages = [own(average) for average in self.averages.values()][: self.num_weights]
+        weights = [own(weight) for weight in self.originals.values()][: self.num_weights]
         with torch.no_grad():
             torch._foreach_lerp_(averages, weights, share)
 
@@ -79,13 +80,15 @@ class Hook:
         project = run.project
         self._exchange(project.model)
         try:
-            self.metrics = evaluate(project, run.validation, run.agree) or {}
+            metrics = evaluate(project, run.validation, "validation", run.agree, calibrate=True)
+            self.metrics = metrics or {}
         finally:
             self._exchange(project.model)
         yield
 
     def after_evaluation(self, run: Run, metrics: dict[str, float]) -> None:
-        """Add the results; the loss of the trained weights still decides the best checkpoint."""
+        """Add the results; those of the trained weights still decide the best checkpoint."""
+        self.metrics.pop("baseline_loss", None)
         for name, value in self.metrics.items():
             metrics[f"{name}_{AVERAGED}"] = value
 
@@ -96,10 +99,10 @@ class Hook:
         from ..engine.compute.precision import own
 
         with torch.no_grad():
-            for average, weight in zip(self.averages.values(), self.weights, strict=True):
-                previous_weight = own(weight).clone()
-                own(weight).copy_(own(average))
-                own(average).copy_(previous_weight)
+            for name, original in self.originals.items():
+                previous = own(original).clone()
+                own(original).copy_(own(self.averages[name]))
+                own(self.averages[name]).copy_(previous)
         # FSDP keeps the weights outside of blocks gathered after a forward without backward. The
         # next forward would use those from before the exchange.
         if hasattr(model, "reshard"):
@@ -116,5 +119,13 @@ def load_averages(checkpoint: Checkpoint, saved: State) -> None:
 
     with checkpoint.using(saved["path"]):
         state = checkpoint.complete(saved["hooks"]["ema"], saved["path"])
-        for name, parameter in checkpoint.parts["model"].named_parameters():
-            fill(parameter, state["averages"][name])
+        for name, tensor in with_averages(checkpoint.parts["model"]).items():
+            fill(tensor, state["averages"][name])
+
+
+def with_averages(model: Any) -> dict[str, Tensor]:
+    """Return the weights of a model, and after them the buffers that it calibrates."""
+    tensors = dict(model.named_parameters())
+    for name in getattr(model, "calibrated", ()):
+        tensors[name] = model.get_buffer(name)
+    return tensors

@@ -195,11 +195,14 @@ def with_bar(items: list[T], title: str) -> Iterable[T]:
 
 @torch.no_grad()
 def measured(model: Any, batch: Batch) -> list[float]:
-    """Return loss, weight, and sum and count of each metric, in evaluation."""
+    """Return loss, weight, sum and count of each metric, and sums of groups, in evaluation."""
     output = model.eval()(batch)
     values = [output.loss, output.total_weight]
     for name in sorted(output.metrics):
         values += output.metrics[name]
+    for size, group, numbers in output.by_group.values():
+        sums = numbers.new_zeros(size, *numbers.shape[1:]).index_add(0, group, numbers)
+        values += sums.flatten()
     return [float(value) for value in values]
 
 

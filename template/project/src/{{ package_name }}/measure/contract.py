@@ -61,9 +61,11 @@ def check_shapes(bench: Bench) -> str:
     check_training(model, bench.read(numbers[:1], training=True))
     several = model.eval()(bench.read(numbers))
     check_output(several)
-    alone = model.eval()(bench.read([0])).metrics
+    alone = model.eval()(bench.read([0]))
     why = "metrics are not the same (sum, count) of () for every batch"
-    require(several.metrics.keys() == alone.keys(), why, FORWARD)
+    require(several.metrics.keys() == alone.metrics.keys(), why, FORWARD)
+    why = "by_group has not the same names for every batch"
+    require(several.by_group.keys() == alone.by_group.keys(), why, FORWARD)
     check_predictions(predicted(model, bench.batch), bench.batch)
     return ", ".join(f"{name} {kind(x)}" for name, x in list(bench.batch.items())[:-2])
 

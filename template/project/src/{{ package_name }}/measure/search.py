@@ -1,4 +1,4 @@
-"""Search settings with a lower validation loss, in trials that Optuna draws, for `tune --search`.
+"""Search settings with a better validation metric, in trials that Optuna draws, for `tune --search`.
 
 A trial is a complete training in its own folder, such as `searches/STUDY/trial-007`. The name of
 the study is a hash of settings, space and data. So the same command resumes it, in one process or
@@ -30,6 +30,7 @@ from .search_training import (
     STARTING_TRIALS,
     STOPPED,
     TAKEN,
+    is_higher_better,
     launch,
     read_result,
     study_in,
@@ -109,7 +110,7 @@ class Searcher:
         folder.mkdir(exist_ok=True)
         with alone(folder):
             mend(folder / JOURNAL)
-            self.study = study_in(folder)
+            self.study = study_in(folder, is_higher_better(settings))
             present = inside(settings, space)
             if not self.study.get_trials(deepcopy=False) and present is not None:
                 self.study.enqueue_trial(present)
@@ -183,17 +184,16 @@ class Searcher:
             if "error" in result or result.get("pruned"):
                 self.study.tell(trial.number, state=TrialState.PRUNED)
             elif result:
-                self.study.tell(trial.number, result["loss"])
+                self.study.tell(trial.number, result["value"])
 
     def best(self) -> Job | None:
-        """Return the finished trial with the lowest loss."""
+        """Return the best finished trial."""
         ended = []
         for trial in self.asked():
-            if trial.state.name == "COMPLETE" and self.job(trial).result:
-                ended.append(trial)
-        if not ended:
-            return None
-        return self.job(min(ended, key=lambda trial: trial.value))
+            job = self.job(trial)
+            if trial.state.name == "COMPLETE" and job.result:
+                ended.append(job)
+        return min(ended, key=lambda job: job.result["cost"], default=None)
 
     def repeats(self) -> list[Job]:
         """Return trainings with other seeds; none if the configured settings are the best."""
@@ -256,12 +256,12 @@ class Searcher:
             write_page(self.folder, self.found(), self.study)
 
     def say(self, job: Job) -> None:
-        """Print a line about a training, with the best loss so far."""
+        """Print a line about a training, with the best one so far."""
         ended = self.over()
         line = f"{job.folder.name}: {words(job.overrides)}: {job.row.state}"
         best = self.best()
         if best is not None:
-            line += f"; best {best.result['loss']:.5g} in {best.folder.name}"
+            line += f"; best {best.result['value']:.5g} in {best.folder.name}"
         self.bar.update(ended - self.bar.n)
         self.bar.write(f"{line}; {ended} of {self.trials} trials")
         sys.stdout.flush()
@@ -275,7 +275,8 @@ class Searcher:
         best = self.best()
         trials = [self.job(trial).row for trial in self.asked()]
         repeats = [job.row for job in self.repeats() if job.result]
-        return Found(self.space, trials, repeats, best.row if best else None)
+        metric = self.settings.evaluation.metric
+        return Found(metric, self.space, trials, repeats, best.row if best else None)
 
     def conclude(self, card: str) -> int:
         """Write the page and tuned.yaml. Raises `UserError` if no trial has finished."""

@@ -25,6 +25,7 @@ SETTINGS = catalogue(Settings)
 LOGARITHMIC = 10  # a range is logarithmic from this ratio of its ends on
 FIXED = {  # these settings are the same in all trials, so that losses can be compared
     "data.path": "losses on different data cannot be compared",
+    "evaluation.metric": "values of different metrics cannot be compared",
     "reproducibility.seed": "all trials share one seed; the best is repeated with others",
 }
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from optuna.trial import Trial
 
     from ..engine.training.run import Run
+    from ..settings import Settings
 
 JOURNAL = "journal.log"
 RESULT = "result.json"
@@ -76,10 +77,11 @@ def main(folder: str, number: str) -> int:
 
 def read_result(folder: Path) -> dict[str, Any]:
     """Return the result of a training; empty until it ends, and if the file is damaged."""
-    types: Any = {"loss": NUMBER, "seconds": NUMBER, "evaluations": int, "error": str}
+    numbers: Any = dict.fromkeys(("value", "cost", "seconds"), NUMBER)
+    types: Any = {"metric": str, **numbers, "evaluations": int, "error": str}
     result = read_json(folder / RESULT, **types)
-    needed = {"loss", "seconds", "evaluations"}
-    return result if "error" in result or needed <= result.keys() else {}
+    is_complete = types.keys() - {"error"} <= result.keys()
+    return result if "error" in result or is_complete else {}
 
 
 def end_with_parent() -> None:
@@ -117,12 +119,15 @@ def train(folder: Path, number: int) -> int:
     if run.exit_code:
         return run.exit_code
 
-    loss = run.progress.best_loss
-    if not math.isfinite(loss):
-        raise UserError("no validation loss was finite", str(run_folder))
+    cost = run.progress.best_cost
+    metric = settings.evaluation.metric
+    if not math.isfinite(cost):
+        raise UserError(f"no validation {metric} was finite", str(run_folder))
     evaluations = Record(run_folder).evaluations
     result = {
-        "loss": loss,
+        "metric": metric,
+        "value": -cost if is_higher_better(settings) else cost,
+        "cost": cost,  # lower is better
         "pruned": watcher.pruned,
         "evaluations": len(evaluations),
         "seconds": time.monotonic() - start_time,
@@ -145,7 +150,8 @@ class Watcher:
         if self.trial is None:
             return
         evaluations = Record(run.folder).evaluations
-        self.trial.report(metrics["loss"], 1 + len(evaluations))
+        value = metrics.get(run.progress.metric, math.nan)
+        self.trial.report(value, 1 + len(evaluations))
         if not run.is_done and self.trial.should_prune():
             self.pruned = True
             run.limit = run.step
@@ -160,8 +166,15 @@ def trial_of(folder: Path, number: int) -> Trial:
     return Trial(study, frozen._trial_id)
 
 
-def study_in(folder: Path) -> Study:
+def is_higher_better(settings: Settings) -> bool:
+    """Whether a higher value of the metric that decides is better."""
+    return settings.evaluation.metric in settings.evaluation.higher_is_better
+
+
+def study_in(folder: Path, maximize: bool = False) -> Study:
     """Open or create the study of a folder, which processes share through its journal.
+
+    maximize: whether a new study looks for high values.
 
     A trial stops if its best evaluation so far is worse than the median of others at the same
     number of evaluations. The first evaluations are too noisy to stop a trial, and the first trials
@@ -175,7 +188,11 @@ def study_in(folder: Path) -> Study:
     storage = JournalStorage(JournalFileBackend(path, JournalFileOpenLock(path)))
     pruner = optuna.pruners.MedianPruner(n_startup_trials=STARTING_TRIALS, n_warmup_steps=2)
     return optuna.create_study(
-        storage=storage, study_name=folder.name, pruner=pruner, load_if_exists=True
+        storage=storage,
+        study_name=folder.name,
+        pruner=pruner,
+        direction="maximize" if maximize else "minimize",
+        load_if_exists=True,
     )
 
 

@@ -26,7 +26,8 @@ Series = dict[int, float]
 Cells = tuple[Any, ...]
 """The cells of one line of a table."""
 
-NO_METRICS = ("split", "samples_per_second", "seconds", "time")  # in the record of an evaluation
+# In the record of an evaluation.
+NO_METRICS = ("split", "samples_per_second", "seconds", "time", "best_by")
 
 
 class Record:
@@ -62,8 +63,16 @@ class Record:
 
     @property
     def best(self) -> Row:
-        """The evaluation with the lowest loss; empty if no loss is finite."""
-        finite = [row for row in self.evaluations if row.get("loss") is not None]
+        """The best evaluation so far; empty if there is none.
+
+        Each one that was better than those before it names the metric. In older runs none does, and
+        the lowest loss is the best.
+        """
+        best = [row for row in self.evaluations if row.get("best_by")]
+        if best:
+            return best[-1]
+        old = [row for row in self.evaluations if "best_by" not in row]
+        finite = [row for row in old if row.get("loss") is not None]
         return min(finite, key=lambda row: row["loss"], default={})
 
     @property
@@ -110,15 +119,17 @@ def summary(record: Record) -> list[tuple[str, str]]:
     reason = record.status.get("reason")
     if reason:
         state += f": {reason}"
-    best = "no evaluation with a finite loss yet"
+    best = "no finite evaluation yet"
+    metric = str(record.best.get("best_by", "loss"))
     if record.best:
-        best = f"validation loss {show(record.best['loss'])} at step {record.best['step']:,}"
+        best = f"validation {metric} {show(record.best.get(metric))}"
+        best += f" at step {record.best['step']:,}"
     if record.baseline is not None:
         best += f" (baseline {show(record.baseline)})"
     lines = [("state", state), ("best", best)]
     of_best = []
     for name, value in record.best.items():
-        if name not in (*NO_METRICS, "step", "loss"):
+        if name not in (*NO_METRICS, "step", metric):
             of_best.append(f"{name} {show(value)}")
     if of_best:
         lines.append(("metrics", f"{', '.join(of_best)} (of the best step)"))
@@ -188,6 +199,8 @@ def curves(record: Record) -> Figure:
     plot(losses, "validation", numbers(record.evaluations, "loss"))
     if record.baseline is not None:
         losses.axhline(record.baseline, color="0.5", label="baseline")
+    if record.best:
+        losses.axvline(record.best["step"], color="0.5", linestyle=":", label="best")
     losses.legend()
     rates.set(title="learning rate", xlabel="step")
     plot(rates, "training", numbers(record.training, "learning_rate"))

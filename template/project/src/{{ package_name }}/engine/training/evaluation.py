@@ -14,15 +14,22 @@ from .project import Project
 
 @torch.no_grad()
 def evaluate(
-    project: Project, loader: Loader, stop: Callable[[], bool] = bool
+    project: Project,
+    loader: Loader,
+    split: str,
+    stop: Callable[[], bool] = bool,
+    calibrate: bool = False,
 ) -> dict[str, float] | None:
     """Return metrics by name: each is a sum divided by its own count, and `loss` is per target.
 
-    Sums and counts are float64, over all batches and ranks. Return None if `stop()` becomes true.
-    There is one host sync, at the end. No random number is drawn, so an evaluation does not change
-    the training.
+    Sums and counts are float64, over all batches and ranks; `finish` in dataset.py completes them.
+    Return None if `stop()` becomes true. The host waits at the end only. No random number is drawn,
+    so an evaluation does not change the training.
+
+    calibrate: let the model set what it calibrates, if it has something.
     """
     totals: dict[str, Tensor] = {}  # by metric: sum and count, (2,)
+    by_group: Batch = {}
     # A float32 sum ignores summands that are 16 million times smaller than itself, so over a long
     # split it would be too small.
     zeros = torch.zeros(2, dtype=torch.float64, device=project.device)
@@ -38,12 +45,22 @@ def evaluate(
             loss = (output.loss * output.total_weight, output.total_weight)
             for name, pair in {"loss": loss, **output.metrics}.items():
                 totals[name] = totals.get(name, zeros) + torch.stack(pair)
+            for name, (size, group, numbers) in output.by_group.items():
+                if name not in by_group:
+                    by_group[name] = zeros.new_zeros(size, *numbers.shape[1:])
+                by_group[name].index_add_(0, group, numbers.double())
     finally:
         model.train(was_training)
 
-    sums = project.distributed.sum_over_ranks(torch.stack(list(totals.values())))
-    means = sums[:, 0] / sums[:, 1].clamp(min=1)
-    return dict(zip(totals, means.tolist(), strict=True))
+    add = project.distributed.sum_over_ranks
+    pairs = add(torch.stack(list(totals.values())))
+    means = pairs[:, 0] / pairs[:, 1].clamp(min=1)
+    metrics = dict(zip(totals, means.tolist(), strict=True))
+    sums = {name: add(values).cpu() for name, values in by_group.items()}
+    if calibrate and hasattr(project.model, "calibrate"):
+        project.model.calibrate(sums)
+    metrics = project.ask_dataset("finish", metrics, metrics, project.store, split, sums)
+    return metrics
 
 
 def predictions(

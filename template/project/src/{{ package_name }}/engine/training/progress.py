@@ -25,7 +25,9 @@ class Progress:
 
     step: int = 0
     evaluated: int = 0  # step of the last complete evaluation
-    best_loss: float = float("inf")
+    metric: str = "loss"  # the one that decides
+    best_cost: float = float("inf")  # its best value, where lower is better
+    best_loss: float = float("inf")  # of the best evaluation
     best_step: int = 0
     without_gain: int = 0  # evaluations since the best one
     skipped: int = 0  # steps in a row, up to the last record
@@ -34,18 +36,30 @@ class Progress:
         return asdict(self)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        sum(state.values())  # raises TypeError for one that is no number
+        sum({**state, "metric": 0}.values())  # raises TypeError for one that is no number
+        # In checkpoints without a metric, the loss decided.
+        vars(self).update({"metric": "loss", "best_cost": state["best_loss"], **state})
 
-    def judge(self, loss: float) -> bool:
-        """Count a complete evaluation; return whether it is the best one, which is finite."""
+    def is_better(self, cost: float) -> bool:
+        """Whether an evaluation of this cost, which is finite, would be the best one."""
+        return float("-inf") < cost < self.best_cost
+
+    def judge(self, loss: float, cost: float) -> bool:
+        """Count a complete evaluation; return whether it is the best one."""
         self.evaluated = self.step
         self.without_gain += 1
-        if float("-inf") < loss < self.best_loss:
+        if self.is_better(cost):
+            self.best_cost = cost
             self.best_loss = loss
             self.best_step = self.step
             self.without_gain = 0
         return self.without_gain == 0
+
+    def compare_anew(self, metric: str) -> None:
+        """Let another metric decide; its values cannot be compared with those so far."""
+        self.metric = metric
+        self.best_cost = self.best_loss = float("inf")
+        self.without_gain = 0
 
 
 @dataclass
