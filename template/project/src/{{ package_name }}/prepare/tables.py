@@ -36,7 +36,7 @@ MISSING = ["", "NA", "na", "nan", "NaN", "null", "NULL"]  # cells without a valu
 COLUMNAR = ("a Parquet file", "an Arrow file", "an Arrow stream")
 PACKED = r"(\.(gz|gzip|bz2|zst|lz4))?"
 # Other files of a folder are ignored.
-TABLE = re.compile(rf".*\.(csv|tsv|parquet|pqt?|feather|arrows?|ipc){PACKED}", re.IGNORECASE)
+TABLE = re.compile(rf"(.*)\.(csv|tsv|parquet|pqt?|feather|arrows?|ipc){PACKED}", re.IGNORECASE)
 # Characters that nobody sees, and that make equal names different.
 HIDDEN = re.compile("[\u00ad\u200b\u200e\u200f\u2060\ufeff]")
 UNREADABLE = (OSError, pa.ArrowException, ValueError, TypeError, LookupError)

@@ -1,0 +1,147 @@
+"""The parts of the forecaster: its MLP, columns of categories, and quantiles."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from .engine.errors import UserError
+from .engine.interfaces import Groups
+
+TINY = 1e-6
+BINS = 4096  # of a histogram of widths, from 2⁻⁸ to 2⁸
+UNKNOWN = 0.1  # of the training windows have a series, or a text, that counts as unknown
+
+
+class Mixer(nn.Module):
+    """A residual MLP of a whole window, a block that is compiled and checkpointed."""
+
+    def __init__(self, inputs: int, width: int, depth: int):
+        super().__init__()
+        self.input = nn.Linear(inputs, width)
+        self.layers = nn.ModuleList()
+        for _ in range(depth):
+            layers = [nn.LayerNorm(width), nn.Linear(width, width), nn.GELU()]
+            self.layers.append(nn.Sequential(*layers, nn.Linear(width, width)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return hidden units (B, width) for x (B, inputs)."""
+        hidden = self.input(x)
+        for layer in self.layers:
+            hidden = hidden + layer(hidden)
+        return hidden
+
+
+class Columns(nn.Module):
+    """Turns the codes of texts into columns of zeros and ones, and keeps all other columns."""
+
+    numbers: Tensor  # places of the columns of numbers
+
+    def __init__(self, names: list[str], texts: dict[str, dict[str, int]]):
+        """texts: the codes, from 1, of each column of texts."""
+        super().__init__()
+        self.texts = {place: len(texts[name]) for place, name in enumerate(names) if name in texts}
+        numbers = [place for place in range(len(names)) if place not in self.texts]
+        self.register_buffer("numbers", torch.tensor(numbers, dtype=torch.int64), persistent=False)
+        self.width = len(numbers) + sum(size + 1 for size in self.texts.values())
+
+    def forward(self, scaled: Tensor, values: Tensor) -> Tensor:
+        """Return (…, width) for standardized and original values (B, …, C)."""
+        if not self.texts:
+            return scaled
+        parts = [scaled[..., self.numbers]]
+        for place, size in self.texts.items():
+            codes = values[..., place].long()
+            if self.training:
+                codes = forget(codes, 0)
+            is_text = functional.one_hot(codes, size + 1)
+            parts.append(is_text.to(scaled.dtype))
+        return torch.cat(parts, -1)
+
+
+def forget(numbers: Tensor, unknown: int) -> Tensor:
+    """Replace the numbers (B, …) of some windows by that of the unknown, so that it is trained."""
+    is_forgotten = torch.rand(len(numbers), device=numbers.device) < UNKNOWN
+    for _ in range(numbers.dim() - 1):
+        is_forgotten = is_forgotten[:, None]
+    return torch.where(is_forgotten, unknown, numbers)
+
+
+class Quantiles(nn.Module):
+    """Makes quantiles from a median and spreads, so that they never cross.
+
+    `widths` scales the distance of each quantile from the median, so that it covers what it should
+    on the validation split (conformal prediction, Romano et al. 2019).
+    """
+
+    levels: Tensor  # (Q,), ascending
+    widths: Tensor  # (Q,)
+
+    def __init__(self, text: str):
+        super().__init__()
+        levels = read_levels(text)
+        self.names = [f"q{level:g}" for level in levels]
+        self.middle = levels.index(0.5)
+        self.register_buffer("levels", torch.tensor(levels), persistent=False)
+        self.register_buffer("widths", torch.ones(len(levels)))
+
+    def forward(self, median: Tensor, spreads: Tensor) -> Tensor:
+        """Return quantiles (B, H, G, Q) of a median (B, H, G) and spreads (B, H, G, Q − 1)."""
+        steps = functional.softplus(spreads)
+        below = -steps[..., : self.middle].flip(-1).cumsum(-1).flip(-1)
+        above = steps[..., self.middle :].cumsum(-1)
+        distances = torch.cat([below, torch.zeros_like(median)[..., None], above], -1)
+        return median[..., None] + distances
+
+    def loss(self, quantiles: Tensor, target: Tensor) -> Tensor:
+        """Return twice the pinball loss (B, H, G): of a median alone, it is the absolute error."""
+        error = target[..., None] - quantiles
+        return 2 * torch.maximum(self.levels * error, (self.levels - 1) * error).mean(-1)
+
+    def widened(self, quantiles: Tensor) -> Tensor:
+        """Return the quantiles with calibrated distances from the median."""
+        median = quantiles[..., self.middle, None]
+        return median + self.widths * (quantiles - median)
+
+    def ratios(self, quantiles: Tensor, target: Tensor, present: Tensor) -> Groups:
+        """Return a histogram of the widths at which each target is at its quantile (·, Q)."""
+        median = quantiles[..., self.middle, None]
+        distance = (quantiles - median).abs().clamp(min=TINY)
+        side = torch.where(self.levels < 0.5, -1, 1)
+        ratio = side * (target[..., None] - median) / distance
+        places = (ratio.clamp(min=TINY).log2() + 8) * BINS / 16
+        places = places.long().clamp(0, BINS - 1)
+        group = places + BINS * torch.arange(len(self.levels), device=places.device)
+        numbers = present[..., None].expand_as(group)
+        return Groups(BINS * len(self.levels), group.flatten(), numbers.flatten().float())
+
+    def measure(self, quantiles: Tensor, target: Tensor) -> dict[str, Tensor]:
+        """Return coverage and width (B, H, G) of the interval from the first to the last one."""
+        widened = self.widened(quantiles)
+        low = widened[..., 0]
+        high = widened[..., -1]
+        is_inside = (low <= target) & (target <= high)
+        return {"coverage": is_inside, "width": high - low}
+
+    def calibrate(self, histogram: Tensor) -> None:
+        """Set the widths so that each quantile covers its fraction of the targets."""
+        counts = histogram.view(len(self.levels), BINS)
+        covered = counts.cumsum(1) / counts.sum(1, keepdim=True).clamp(min=1)
+        wanted = torch.maximum(self.levels, 1 - self.levels).to(covered)
+        places = (covered < wanted[:, None]).sum(1).clamp(max=BINS - 1)
+        self.widths.copy_(torch.exp2((places + 0.5) * 16 / BINS - 8))
+
+
+def read_levels(text: str) -> list[float]:
+    """Return the quantiles in `model.quantiles`; raise `UserError` if they are none."""
+    levels = []
+    with suppress(ValueError):
+        levels = [float(part) for part in text.split(",")]
+    is_ordered = levels == sorted(set(levels)) and all(0 < level < 1 for level in levels)
+    if not is_ordered or 0.5 not in levels:
+        remedy = "give ascending numbers between 0 and 1, with 0.5, such as 0.1,0.5,0.9"
+        raise UserError(f"'{text}' has no quantiles", "model.quantiles", remedy)
+    return levels

@@ -1,0 +1,233 @@
+"""A forecaster of many series: a linear map of the history, and an MLP of all that is known.
+
+Replace it with your own: the engine calls only `build_model`.
+
+Shapes: `B` windows in a batch, `T` rows of history, `H` rows to forecast, `C` columns, `G` targets,
+`Q` quantiles.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from .engine.interfaces import Batch, Output
+from .layers import TINY, Columns, Mixer, Quantiles, forget
+from .metrics import Compared, sum_by_series, sum_by_step
+
+if TYPE_CHECKING:
+    from .settings import Settings
+
+FLOOR = 0.01  # of the deviation of a series: the least scale of a window
+FLAT = 1e-3  # of the size of the values: another least scale
+
+
+class Forecaster(nn.Module):
+    """Forecasts all rows at once.
+
+    The scaler is part of the model, since batches contain original units.
+    """
+
+    calibrated = ("quantiles.widths",)  # what `calibrate` sets
+
+    targets: Tensor  # (G,) columns; for a list, each step would wait
+    known: Tensor  # columns whose future is known
+    is_known: Tensor  # (C,)
+    mean: Tensor  # (C,)
+    std: Tensor
+    static_mean: Tensor  # (K,)
+    static_std: Tensor
+
+    def __init__(self, settings: Settings, facts: dict[str, Any]):
+        super().__init__()
+        sizes = settings.model
+        self.history = facts["history"]
+        self.horizon = facts["horizon"]
+        self.season = facts["season"] if facts["season"] <= self.history else 1
+        self.num_series = len(facts["series"])
+        self.scaling = sizes.scaling
+        self.loss = sizes.loss
+        self._keep_columns(facts)
+        roles = facts["roles"]
+        texts = roles["texts"]
+        self.past = Columns(roles["values"], texts)
+        self.future = Columns(roles["known"], texts)
+        self.static = Columns(roles["static"], texts)
+        num_ahead = self.future.width + 2 * len(roles["calendar"])
+        num_inputs = self.history * self.past.width + self.horizon * num_ahead
+        num_inputs += self.static.width + sizes.embedding
+        num_targets = len(facts["targets"])
+        self.quantiles = Quantiles(sizes.quantiles) if sizes.quantiles else None
+        num_levels = len(self.quantiles.levels) if self.quantiles else 1
+        self.mixer = Mixer(num_inputs, sizes.width, sizes.depth)
+        self.dropout = nn.Dropout(sizes.dropout)
+        self.head = nn.Linear(sizes.width, self.horizon * num_targets * num_levels)
+        self.linear = nn.Linear(self.history, self.horizon)
+        self.ahead = nn.Linear(num_ahead, num_targets, bias=False) if num_ahead else None
+        self.embedding: nn.Module | None = None
+        if sizes.embedding:
+            self.embedding = nn.Embedding(self.num_series + 1, sizes.embedding)
+
+    def _keep_columns(self, facts: dict[str, Any]) -> None:
+        """Keep scales and places of columns as buffers."""
+        is_known = torch.zeros(len(facts["columns"]), dtype=torch.bool)
+        is_known[facts["known"]] = True
+        places = {
+            "targets": torch.tensor(facts["targets"]),
+            "known": torch.tensor(facts["known"], dtype=torch.int64),
+            "is_known": is_known,
+            "static_mean": torch.tensor(facts["static_mean"]),
+            "static_std": torch.tensor(facts["static_std"]),
+        }
+        for name, values in places.items():
+            self.register_buffer(name, values, persistent=False)
+        dtype = getattr(torch, facts["dtype"])
+        self.register_buffer("mean", torch.tensor(facts["mean"], dtype=dtype))
+        self.register_buffer("std", torch.tensor(facts["std"]))
+
+    def blocks(self) -> list[nn.Module]:
+        """The MLP, which is compiled and checkpointed."""
+        return [self.mixer]
+
+    # --- scales
+
+    def scale(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return mean and deviation (B, 1, C) by which a window is standardized."""
+        mean = batch["scale"][:, :1]
+        std = batch["scale"][:, 1:]
+        if self.scaling == "window":
+            history = batch["rows"]
+            of_window = history.nanmean(1, keepdim=True)
+            mean = torch.where(of_window.isnan(), mean, of_window)
+            spread = (history - mean).square().nanmean(1, keepdim=True).sqrt().nan_to_num()
+            # A flat history would make everything after it huge.
+            floor = torch.maximum(FLOOR * std, FLAT * mean.abs()).clamp(min=TINY)
+            std = torch.maximum(spread, floor)
+        # The future of known columns is not in the history.
+        mean = torch.where(self.is_known, self.mean, mean)
+        return mean, torch.where(self.is_known, self.std, std)
+
+    # --- the forecast
+
+    def forecast(self, batch: Batch, mean: Tensor, std: Tensor) -> Tensor:
+        """Return standardized forecasts (B, H, G), in float32 even under autocast.
+
+        With quantiles, these are (B, H, G, Q).
+        """
+        # An empty cell, with --fill none, counts as the mean.
+        history = ((batch["rows"] - mean) / std).float().nan_to_num()
+        inputs = [self.past(history, batch["rows"].nan_to_num()).flatten(1)]
+        future = self.look_ahead(batch)
+        if future is not None:
+            inputs.append(future.flatten(1))
+        hidden = self.mixer(torch.cat([*inputs, *self.of_series(batch)], 1))
+        outputs = self.head(self.dropout(hidden)).float().unflatten(1, (self.horizon, -1))
+        median, *spreads = outputs.split(len(self.targets), 2)
+        by_row = history[:, :, self.targets].transpose(1, 2)  # (B, G, T)
+        median = median + self.linear(by_row).float().transpose(1, 2)
+        if self.ahead is not None:
+            median = median + self.ahead(future).float()
+        if self.quantiles is None:
+            return median
+        return self.quantiles(median, torch.stack(spreads, -1))
+
+    def look_ahead(self, batch: Batch) -> Tensor | None:
+        """Return what is known of the rows to forecast (B, H, inputs), or None."""
+        parts = []
+        if "known" in batch:
+            values = batch["known"]
+            scaled = (values - self.mean[self.known]) / self.std[self.known]
+            parts.append(self.future(scaled.float(), values))
+        if "calendar" in batch:
+            parts.append(batch["calendar"])
+        return torch.cat(parts, -1) if parts else None
+
+    def of_series(self, batch: Batch) -> list[Tensor]:
+        """Return what is known of the series (B, …)."""
+        parts = []
+        if "static" in batch:
+            values = batch["static"]
+            scaled = (values - self.static_mean) / self.static_std
+            parts.append(self.static(scaled.float(), values))
+        if self.embedding is not None:
+            number = batch["series"][:, 1]
+            if self.training:
+                number = forget(number, self.num_series)
+            parts.append(self.embedding(number))
+        return parts
+
+    def losses(self, forecast: Tensor, target: Tensor) -> Tensor:
+        """Return the loss of each target (B, H, G), for what `forecast` returns."""
+        if self.quantiles is not None:
+            return self.quantiles.loss(forecast, target)
+        error = forecast - target
+        return error.square() if self.loss == "mse" else error.abs()
+
+    def forward(self, batch: Batch) -> Output:
+        mean, std = self.scale(batch)
+        forecast = self.forecast(batch, mean, std)
+        mean = mean[:, :, self.targets]
+        std = std[:, :, self.targets]
+        present = ~batch["target"].isnan() & batch["present"][:, None, None]
+        target = ((batch["target"] - mean) / std).float().nan_to_num()
+        total_weight = present.sum(dtype=torch.float32)
+        losses = self.losses(forecast, target) * present
+        loss = losses.sum() / total_weight.clamp(min=1)
+        if self.training:
+            return Output(loss, total_weight)
+
+        naive = self.repeat_season(batch, mean)
+        sums = self.baselines(target, (naive - mean) / std)
+        by_group = {}
+        if self.quantiles is not None:
+            by_group["widths"] = self.quantiles.ratios(forecast, target, present)
+            sums |= self.quantiles.measure(forecast, target)
+            forecast = forecast[..., self.quantiles.middle]
+        error = (forecast - target).abs()
+        sums |= {"mae": error, "mse": error.square(), "mae_original": error * std}
+        metrics = {}
+        for name, values in sums.items():
+            metrics[name] = ((values * present).sum(), total_weight)
+        compared = Compared(forecast * std + mean, naive, batch["target"], present)
+        by_group["series"] = sum_by_series(compared, batch["series"][:, 0], self.num_series)
+        by_group["step"] = sum_by_step(compared)
+        return Output(loss, total_weight, metrics, by_group)
+
+    def baselines(self, target: Tensor, naive: Tensor) -> dict[str, Tensor]:
+        """Return the losses (B, H, G) of the last season, and of the mean, which is 0 here."""
+        losses = {}
+        for name, point in {"season": naive.float(), "mean": torch.zeros_like(naive)}.items():
+            forecast = point if self.quantiles is None else point[..., None]
+            losses[f"loss_of_{name}"] = self.losses(forecast, target)
+        return losses
+
+    def repeat_season(self, batch: Batch, mean: Tensor) -> Tensor:
+        """Return the values a season before (B, H, G), or the last one if no season fits."""
+        history = batch["rows"][:, :, self.targets]
+        ahead = torch.arange(self.horizon, device=history.device) % self.season
+        values = history[:, history.shape[1] - self.season + ahead]
+        return torch.where(values.isnan(), mean, values)
+
+    def calibrate(self, sums: Batch) -> None:
+        """Widen the quantiles until they cover what was evaluated."""
+        if self.quantiles is not None:
+            self.quantiles.calibrate(sums["widths"])
+
+    def predict(self, batch: Batch) -> dict[str, Tensor]:
+        """Return `prediction` (B, H, G), and the quantiles by name, in the targets' own units."""
+        mean, std = self.scale(batch)
+        forecast = self.forecast(batch, mean, std)
+        mean = mean[:, :, self.targets]
+        std = std[:, :, self.targets]
+        if self.quantiles is None:
+            return {"prediction": forecast * std + mean}
+        levels = [part * std + mean for part in self.quantiles.widened(forecast).unbind(-1)]
+        by_name = dict(zip(self.quantiles.names, levels, strict=True))
+        return {"prediction": levels[self.quantiles.middle], **by_name}
+
+
+def build_model(settings: Settings, facts: dict[str, Any]) -> nn.Module:
+    """Build the forecaster for the dataset's metadata: columns, scales, history and horizon."""
+    return Forecaster(settings, facts)

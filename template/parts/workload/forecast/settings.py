@@ -1,0 +1,158 @@
+"""The settings that you own, such as those of data and model, and the list of all sections.
+
+The text below a setting is its description in `config.yaml` and in `train --help`; `OptimizerName`
+brings its own. The settings of the engine, and those that extras add, are in `engine/settings.py`.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from .engine.settings import (
+    Auto,
+    BelowOne,
+    EngineData,
+    EngineEvaluation,
+    EngineSettings,
+    Factor,
+    Natural,
+    OptimizerName,
+    Positive,
+    Section,
+    UpToOne,
+)
+
+WORKLOAD = "forecast"
+"""Stored in each prepared dataset; a project with another workload rejects the dataset."""
+
+
+class Data(EngineData):
+    """Where the dataset is, the order of its windows, and how they reach the device."""
+
+    batch_size: Positive = 256
+    """Windows per micro-batch. Larger batches use the GPU better and need more memory. Adjust the
+    learning rate when you change this."""
+
+    order: Literal[
+        "auto",
+        "full",
+        "block",
+        "time",
+    ] = "auto"
+    """Order of the training windows. full: shuffle all. block: shuffle within blocks that have
+    windows of many series, for files larger than memory. time: keep the stored order. auto: full
+    for up to 33 million windows, otherwise block."""
+
+
+class Model(Section):
+    """A linear map of the history, and an MLP of all that is known, from a window to all rows."""
+
+    scaling: Literal["window", "series"] = "window"
+    """What a window is standardized by. window: its own history, for levels that change. series:
+    the training rows of its series, for series that stay at their level. Columns whose future is
+    known are standardized by all rows."""
+
+    loss: Literal["mae", "mse"] = "mae"
+    """Mean absolute or squared error, of standardized values. Large errors count less in mae."""
+
+    width: Positive = 256
+    """Hidden units of a layer. Time and memory grow with the square of the width. Multiples of 8
+    suit tensor cores."""
+
+    depth: Positive = 2
+    """Residual blocks of two layers each."""
+
+    dropout: BelowOne = 0.0
+    """Fraction of the units that dropout removes before the last layer. Larger values help if there
+    are few series; 0 learns fastest."""
+
+    quantiles: str = ""
+    """Quantiles to forecast, such as 0.1,0.5,0.9, with the pinball loss instead of `loss`. They
+    never cross, and each evaluation widens them until they cover the validation split. 0.5 must be
+    one of them."""
+
+    embedding: Natural = 0
+    """Numbers that represent each series, learned in training. 0 leaves them out, so that new
+    series are forecast as well as old ones."""
+
+
+class Optimizer(Section):
+    """How weights change at each step."""
+
+    name: OptimizerName = "adamw"
+
+    learning_rate: UpToOne = 1e-3
+    """Peak learning rate of the schedule. A value that is too high diverges, and one that is too
+    low wastes epochs. If you double the batch, try 1.4× this value."""
+
+    weight_decay: Factor = 0.01
+    """Pulls weight matrices towards zero at each step. Biases and norms are excluded. 0 turns it
+    off."""
+
+    beta1: BelowOne = 0.9
+    """Decay of the running mean of gradients. 0.9 averages over about 10 steps. No effect on
+    adafactor."""
+
+    beta2: BelowOne = 0.999
+    """Decay of the running mean of squared gradients. 0.999 averages over about 1,000 steps; 0.95
+    reacts faster. No effect on adafactor."""
+
+    epsilon: UpToOne = 1e-8
+    """Added to the denominator of the update. Larger values damp updates of weights with tiny
+    gradients. No effect on adafactor."""
+
+    fused: bool = True
+    """Update all weights in one kernel instead of several kernels per weight. The mathematics is
+    the same, but the rounding differs. No effect on adafactor."""
+
+
+class Schedule(Section):
+    """How the learning rate moves over the run."""
+
+    name: Literal[
+        "cosine",
+        "onecycle",
+        "linear",
+        "constant",
+    ] = "cosine"
+    """Shape after the warm-up: cosine, linear or constant. onecycle: rise to the peak, then fall to
+    almost 0."""
+
+    warmup_steps: Natural | Auto = "auto"
+    """Optimizer steps from 0 to the peak learning rate. More steps are safer for high rates. auto:
+    100 steps, or a tenth of the run if that is shorter; 30 % of the run for onecycle."""
+
+    final_factor: Factor = 0.0
+    """Final learning rate as a fraction of the peak. No effect with constant and onecycle."""
+
+
+class Evaluation(EngineEvaluation):
+    """When the validation samples are measured, and which metric decides."""
+
+    # Add metrics that your model returns, or `finish` in dataset.py.
+    metric: Literal[
+        "mase",
+        "mase_median",
+        "smape",
+        "smape_median",
+        "wape",
+        "loss",
+        "mse",
+        "mae",
+        "mae_original",
+        "width",
+    ] = "mase"
+    """Metric that decides which checkpoint is the best, and when a run stops early: mase,
+    mase_median, smape, smape_median, wape, loss, mse, mae, mae_original or width."""
+
+    higher_is_better: ClassVar = ()  # a lower value of all of them
+
+
+class Settings(EngineSettings):
+    """All settings of a run, by section. Add a line for each section that you write."""
+
+    data: Data
+    model: Model
+    optimizer: Optimizer
+    schedule: Schedule
+    evaluation: Evaluation

@@ -1,0 +1,119 @@
+"""The metrics of forecasts: what the model adds up in an evaluation, and what follows from it.
+
+Shapes: `B` windows in a batch, `H` rows to forecast, `G` targets, `S` series.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .engine.interfaces import Batch, Groups
+from .engine.loading.store import Store
+from .prepare.splits import SPLITS
+
+TINY = 1e-6
+
+
+class Compared(NamedTuple):
+    """Forecasts and the truth, in original units (B, H, G)."""
+
+    forecast: Tensor
+    naive: Tensor  # a forecast that repeats the last season
+    truth: Tensor
+    present: Tensor  # bool: whether there is a truth
+
+
+# --- in the model
+
+
+def sum_by_series(compared: Compared, series: Tensor, num_series: int) -> Groups:
+    """Return errors, sizes and counts of each window (B, 6, G), to be added up by series."""
+    forecast, naive, truth, present = compared
+    size = truth.abs()
+    columns = [torch.ones_like(size), size]
+    for values in (forecast, naive):
+        error = (values - truth).abs()
+        both = (values.abs() + size).clamp(min=TINY)
+        columns += [error, 200 * error / both]
+    numbers = torch.stack(columns, 1)  # (B, 6, H, G)
+    sums = torch.where(present[:, None], numbers, 0).sum(2)
+    return Groups(num_series, series, sums)
+
+
+def sum_by_step(compared: Compared) -> Groups:
+    """Return errors and sizes (H, 2), to be added up by row of the forecast."""
+    forecast, _, truth, present = compared
+    error = torch.where(present, (forecast - truth).abs(), 0)
+    size = torch.where(present, truth.abs(), 0)
+    sums = torch.stack([error.sum((0, 2)), size.sum((0, 2))], 1)
+    return Groups(len(sums), torch.arange(len(sums), device=sums.device), sums)
+
+
+# --- of a whole split
+
+
+def finish(metrics: dict[str, float], store: Store, split: str, sums: Batch) -> dict[str, float]:
+    """Add the metrics that are no sums over samples, and `baseline_loss`.
+
+    The mean error of a series is divided by its seasonal difference before the split (MASE), or
+    each error by the size of forecast and truth (sMAPE, in percent), and then averaged over the
+    series. `wape` is the error of all, divided by the size of all.
+    """
+    of_series = sums["series"].numpy()  # (S, 6, G)
+    scale = scales(store, split)
+    results = dict(metrics)
+    simple = [results.pop(name) for name in metrics if name.startswith("loss_of_")]
+    results |= summary("mase", mean_errors(of_series, 2) / scale, mean_errors(of_series, 4) / scale)
+    results |= summary("smape", mean_errors(of_series, 3), mean_errors(of_series, 5))
+    totals = of_series.sum((0, 2))
+    results["wape"] = float(totals[2] / max(totals[1], TINY))
+    is_flat = (of_series[:, 0] > 0) & np.isnan(scale)
+    if is_flat.any():
+        results["flat_series"] = int(is_flat.sum())
+    return {**results, "baseline_loss": min(simple)}
+
+
+def scales(store: Store, split: str) -> np.ndarray:
+    """Return the seasonal differences (S, G), nan for a series that is flat."""
+    differences = store.arrays["season"].rows()[:, SPLITS.index(split)]
+    return np.where(differences > 0, differences, np.nan)
+
+
+def mean_errors(of_series: np.ndarray, column: int) -> np.ndarray:
+    """Return the mean of a column of `sum_by_series` (S, G), nan without a truth."""
+    count = of_series[:, 0]
+    means = of_series[:, column] / np.maximum(count, 1)
+    return np.where(count > 0, means, np.nan)
+
+
+def summary(name: str, values: np.ndarray, naive: np.ndarray) -> dict[str, float]:
+    """Return mean and median over the series, and the mean of the seasonal naive forecast."""
+    if np.isnan(values).all():
+        return {name: math.nan}
+    return {
+        name: float(np.nanmean(values)),
+        f"{name}_median": float(np.nanmedian(values)),
+        f"{name}_naive": float(np.nanmean(naive)),
+    }
+
+
+def details(store: Store, split: str, sums: Batch) -> list[str]:
+    """Return lines for `evaluate`: the error by row of the forecast, and the worst series."""
+    error, size = sums["step"].numpy().T
+    by_step = error / np.maximum(size, TINY)
+    steps = np.unique(np.linspace(0, len(by_step) - 1, 6).round().astype(int))
+    listed = ", ".join(f"{step + 1}: {by_step[step]:.3g}" for step in steps)
+    lines = [f"wape by row ahead: {listed}"]
+    mase = mean_errors(sums["series"].numpy(), 2) / scales(store, split)
+    worst = np.nan_to_num(np.nan_to_num(mase).max(1))
+    order = np.argsort(-worst, kind="stable")[:5]
+    names = store.facts["series"]
+    if len(names) > 1:
+        listed = ", ".join(f"{names[number]}: {worst[number]:.3g}" for number in order)
+        lines.append(f"worst series by mase: {listed}")
+    return lines

@@ -1,0 +1,133 @@
+"""What each column of a table of series is: time, name of a series, target, known future, static.
+
+A table is *long*: a row has the values of one series at one time. A table without `--series` is one
+series; in a folder, each file is one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ..engine.errors import UserError
+from .panel import Roles
+from .tables import STRING, place_of
+
+if TYPE_CHECKING:
+    from .tables import RowBlock, Source
+
+CALENDAR = ("hour", "weekday", "day", "month", "yearday")
+MOST_TEXTS = 1000  # categories of a column
+NAME_IT = "give each row the name of its series; if NA is a name, add --keep-na"
+FIX = "fix it, or see --known and --static for texts, --drop, --missing and --decimal"
+
+
+def listed(flags: dict[str, Any], name: str) -> list[str]:
+    """Return the columns in a flag, which commas separate."""
+    text = flags.get(name) or ""
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def choose_roles(block: RowBlock, flags: dict[str, Any]) -> Roles:
+    """Return the roles that flags give to the columns of a table.
+
+    Columns without another role are in `values`. Raises `UserError` for a column that is missing or
+    has two roles.
+    """
+    series = listed(flags, "series")
+    others = [name for name in block.columns if name not in series]
+    time = flags.get("time_column") or next(iter(others), "none")
+    drop = flags.get("drop") or []
+    static = listed(flags, "static")
+    known = listed(flags, "known")
+    targets = listed(flags, "targets")
+    named = [] if time == "none" else [time]
+    given = {"time-column": named, "series": series, "static": static, "drop": drop}
+    check_roles(block, {**given, "known": known, "targets": targets})
+    apart = {name for names in given.values() for name in names}
+    values = [name for name in block.columns if name not in apart]
+    targets = targets or [name for name in values if name not in known]
+    if not targets:
+        raise UserError("no column to forecast", "--targets", "name one, or several with commas")
+    calendar = listed(flags, "calendar")
+    for unit in calendar:
+        if unit not in CALENDAR or time == "none":
+            remedy = f"choose from {', '.join(CALENDAR)}, for rows with times"
+            raise UserError(f"no '{unit}' here", "--calendar", remedy)
+    texts = find_texts(block.source, [*known, *static])
+    for name in [*values, *static]:
+        if name not in texts:
+            block.choose_type(name)
+    return Roles(time, series, targets, known, static, values, calendar, texts)
+
+
+def check_roles(block: RowBlock, roles: dict[str, list[str]]) -> None:
+    """Raise `UserError` for a column that is missing, or that two flags name."""
+    flag_of: dict[str, str] = {}
+    for flag, names in roles.items():
+        for name in names:
+            place_of(name, block.columns, block.path)
+            if name in flag_of:
+                what = f"the column is also in --{flag_of[name]}"
+                raise UserError(what, f"--{flag} {name}", "give it one role")
+            flag_of[name] = flag
+
+
+# --- cells
+
+
+def series_names(block: RowBlock, columns: list[str]) -> pa.Array:
+    """Return the name of each row's series; several columns are joined by `/`."""
+    parts = []
+    for name in columns:
+        column = block.column(name).cast(STRING)
+        row = pc.index(column.is_null(), True).as_py()
+        if row >= 0:
+            raise block.error("an empty cell", row, name, NAME_IT)
+        parts.append(column)
+    return pc.binary_join_element_wise(*parts, "/")
+
+
+def find_texts(source: Source, names: list[str]) -> dict[str, dict[str, int]]:
+    """Return which of the columns have texts, which are categories, with no codes so far.
+
+    All rows are read, for a column may be empty in the first ones, such as of holidays, or have
+    numbers there, such as 0 and later `a`.
+    """
+    empty = set(names)
+    texts: dict[str, dict[str, int]] = {}
+    for block in source.blocks() if names else ():
+        for name in [name for name in names if name not in texts]:
+            values = block.parse(name)
+            is_text = np.isinf(values)
+            if is_text.any():
+                text = block.column(name)[int(is_text.argmax())]
+                print(f"note: column '{name}' is read as categories, such as '{text}'")
+                texts[name] = {}
+            if not np.isnan(values).all():
+                empty.discard(name)
+    return texts | {name: {} for name in empty}
+
+
+def read_column(block: RowBlock, name: str, roles: Roles, is_new: bool) -> np.ndarray:
+    """Return numbers (rows,) float64, or the codes of texts, from 1; 0 for an unknown text.
+
+    is_new: give a code to a text that has none.
+    """
+    if name not in roles.texts:
+        return block.numbers(name, FIX)
+    code_of = roles.texts[name]
+    cells = block.column(name).cast(STRING).fill_null("").dictionary_encode()
+    codes = []
+    for text in cells.dictionary.to_pylist():
+        if is_new:
+            code_of.setdefault(text, len(code_of) + 1)
+        codes.append(code_of.get(text, 0))
+    if len(code_of) > MOST_TEXTS:
+        what = f"more than {MOST_TEXTS:,} different texts"
+        remedy = f"are they numbers? If not, --drop {name}"
+        raise block.error(what, block.num_rows - 1, name, remedy)
+    return np.array(codes, np.float64)[cells.indices.to_numpy()]

@@ -1,0 +1,145 @@
+"""What the model and the metrics know of the series: means, deviations, seasonal differences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from ..engine.errors import UserError
+from .grid import DAY, WEEK, Grid
+from .panel import Panel
+from .splits import SPLITS
+
+Texts = dict[str, dict[str, int]]  # by column and text: the code
+TINY = np.finfo(np.float32).tiny
+ROUNDING = 1e-13  # relative; sums of equal float64 numbers may be off by less
+
+
+def find_season(panel: Panel, borders: np.ndarray, history: int, given: int | None) -> int:
+    """Return after how many rows values are alike: a day of hours, a week of days, and so on.
+
+    given: the number in --season. Raises `UserError` if no window, or no series, has so many rows.
+    """
+    longest = int((borders[:, 1] - borders[:, 0]).max())
+    most = min(history, longest - 1)
+    if given is None:
+        season = rows_of_season(panel.grid, panel.roles.time != "none")
+        return season if season <= most else 1
+    if not 1 <= given <= most:
+        what = f"a window has {history:,} rows of history, a series up to {longest:,} in training"
+        remedy = f"give at most {most:,}, such as 24 for hours, or a larger --history"
+        raise UserError(what, f"--season {given}", remedy)
+    return given
+
+
+def rows_of_season(grid: Grid, has_times: bool) -> int:
+    """Return the rows of a day, of a week of days, or of a year of weeks or months."""
+    if not has_times:
+        return 1
+    if grid.months:
+        return max(12 // grid.months, 1)
+    if grid.step == WEEK:
+        return 52
+    slots = np.array(grid.open or range(WEEK // grid.step))
+    if grid.step == DAY:
+        return len(slots)
+    if DAY % grid.step:
+        return 1
+    return len(slots) // len(np.unique(slots * grid.step // DAY))  # of the hours that are open
+
+
+def training_rows(panel: Panel, borders: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield the number and the training rows of each series that has some, float64."""
+    for number, (first, end, *_) in enumerate(borders.tolist()):
+        if end > first:
+            yield number, panel.values[first:end].astype(np.float64)
+
+
+def number_texts(panel: Panel, borders: np.ndarray) -> Panel:
+    """Return the panel with codes, from 1, for the texts of the training rows; others have 0.
+
+    The codes follow the order of the texts, not that of the rows.
+    """
+    roles = panel.roles
+    seen: dict[str, set[float]] = {name: set() for name in roles.texts}
+    for number, values in training_rows(panel, borders):
+        for name in roles.texts:
+            if name in roles.static:
+                codes = panel.static[[number], roles.static.index(name)]
+            else:
+                codes = np.unique(values[:, roles.values.index(name)])
+            seen[name].update(codes.tolist())
+
+    texts = {}
+    for name, code_of in roles.texts.items():
+        known = sorted(text for text, code in code_of.items() if code in seen[name])
+        texts[name] = dict(zip(known, range(1, len(known) + 1), strict=True))
+    return replace(panel, roles=replace(roles, texts=texts))
+
+
+def recode(rows: np.ndarray, names: list[str], before: Texts, after: Texts) -> None:
+    """Replace the codes of texts in the columns `names` of rows; nan stays nan."""
+    for place, name in enumerate(names):
+        if name not in before:
+            continue
+        codes = np.zeros(len(before[name]) + 2)  # the last one, for nan, is that of place −1
+        codes[-1] = np.nan
+        for text, code in before[name].items():
+            codes[code] = after[name].get(text, 0)
+        column = rows[:, place]
+        column[:] = codes[np.where(np.isnan(column), -1, column).astype(np.int64)]
+
+
+def measure(panel: Panel, borders: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return mean and deviation of each series in its training rows (S, 2, C), and of all (2, C).
+
+    Missing values are left out. A series without training rows has those of all.
+    """
+    shape = (len(panel.keys), len(panel.roles.values))
+    counts = np.zeros(shape)
+    means = np.zeros(shape)
+    squares = np.zeros(shape)
+    for number, values in training_rows(panel, borders):
+        counts[number] = (~np.isnan(values)).sum(0)
+        means[number] = np.nansum(values, 0) / np.maximum(counts[number], 1)
+        squares[number] = np.nansum(np.square(values - means[number]), 0)
+    total = np.maximum(counts.sum(0), 1)
+    mean = (counts * means).sum(0) / total
+    around_mean = squares + counts * np.square(means - mean)
+    std = usable(np.sqrt(around_mean.sum(0) / total), mean)
+    stds = usable(np.sqrt(squares / np.maximum(counts, 1)), means)
+    has_rows = counts > 0
+    of_series = [np.where(has_rows, means, mean), np.where(has_rows, stds, std)]
+    return np.stack(of_series, 1), np.stack([mean, std])
+
+
+def usable(std: np.ndarray, mean: np.ndarray) -> np.ndarray:
+    """Return `std` with 1 where a column is constant."""
+    is_constant = std <= TINY + ROUNDING * np.abs(mean)
+    return np.where(is_constant, 1, std)
+
+
+def season_errors(panel: Panel, borders: np.ndarray, season: int) -> np.ndarray:
+    """Return the mean absolute seasonal difference of each series (S, 3, G), for MASE.
+
+    That of a split comes from the rows before it, that of training from the training rows, and that
+    of a series which begins in the split from the rows of the split. Nan: there is none.
+    """
+    targets = panel.roles.places(panel.roles.targets)
+    errors = np.full((len(borders), len(SPLITS), len(targets)), np.nan)
+    for number, (first, *ends) in enumerate(borders.tolist()):
+        values = panel.values[first : ends[2], targets].astype(np.float64)
+        for place, before in enumerate([ends[0], ends[0], ends[1]]):
+            end = before if before > first else ends[place]
+            errors[number, place] = season_error(values[: end - first], season)
+    return errors
+
+
+def season_error(values: np.ndarray, season: int) -> np.ndarray:
+    """Return the mean absolute difference (G,) of rows a season apart, or of neighbours."""
+    lag = season if len(values) > season else 1
+    changes = np.abs(values[lag:] - values[:-lag])
+    counts = (~np.isnan(changes)).sum(0)
+    return np.where(counts, np.nansum(changes, 0) / np.maximum(counts, 1), np.nan)

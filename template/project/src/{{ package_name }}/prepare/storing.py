@@ -1,0 +1,72 @@
+"""Write a panel as a prepared dataset: rows, pieces, scales, and what a model is built from."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..engine.loading.store import StoreWriter
+from .panel import Panel, chunks
+from .pieces import Windows, cut
+from .scales import measure, number_texts, recode, season_errors, usable
+from .splits import SPLITS
+
+
+def write_panel(
+    writer: StoreWriter, panel: Panel, borders: np.ndarray, windows: Windows
+) -> np.ndarray:
+    """Write all that training needs, and describe it; return the pieces (P, 7)."""
+    new = number_texts(panel, borders)
+    roles = new.roles
+    of_series, scale = measure(panel, borders)
+    is_trained = borders[:, 1] > borders[:, 0]
+    numbers = np.where(is_trained, np.arange(len(is_trained)), len(is_trained))
+    static = panel.static[is_trained].astype(np.float64)
+    static_mean = static.mean(0)
+    static_std = usable(static.std(0), static_mean)
+    writer.facts = {
+        **new.facts(),
+        **windows._asdict(),
+        "numbers": numbers.tolist(),  # of the series in training
+        "columns": roles.values,
+        "targets": roles.places(roles.targets),
+        "known": roles.places(roles.known),
+        "mean": scale[0].tolist(),
+        "std": scale[1].tolist(),
+        "scales": of_series.astype(panel.values.dtype).tolist(),
+        "static_mean": static_mean.tolist(),
+        "static_std": static_std.tolist(),
+        "dtype": str(panel.values.dtype),
+    }
+    writer.append("season", season_errors(panel, borders, windows.season))
+    return write_rows(writer, panel, borders, of_series)
+
+
+def write_rows(
+    writer: StoreWriter, panel: Panel, borders: np.ndarray, scales: np.ndarray
+) -> np.ndarray:
+    """Write the rows, where the splits of each series are, and its scales; return the pieces.
+
+    The facts of the writer are those of the training data, and say which codes texts have.
+    """
+    facts = writer.facts
+    roles = panel.roles
+    texts = facts["roles"]["texts"]
+    for chunk in chunks(len(panel.values)):
+        rows = np.array(panel.values[chunk])
+        recode(rows, roles.values, roles.texts, texts)
+        writer.append("rows", rows)
+    if roles.static:
+        static = np.array(panel.static)
+        recode(static, roles.static, roles.texts, texts)
+        writer.append("static", static)
+
+    number_of = dict(zip(facts["series"], facts["numbers"], strict=True))
+    numbers = [number_of.get(key, len(number_of)) for key in panel.keys]
+    pieces = cut(panel, borders)
+    writer.append("pieces", pieces)
+    writer.append("series", np.column_stack([np.arange(len(numbers)), numbers]))
+    writer.append("scale", scales.astype(panel.values.dtype))
+    ends = np.cumsum(np.diff(borders, axis=1).sum(0)).tolist()
+    for name, first, end in zip(SPLITS, [0, *ends], ends, strict=False):
+        writer.splits[name] = [first, end]
+    return pieces
