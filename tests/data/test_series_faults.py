@@ -1,7 +1,9 @@
 """Series and windows as people have them: jittered times, gaps, whole numbers as times. Nothing is
 taken for something else in silence."""
 
+import io
 import re
+from contextlib import redirect_stdout
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ import pytest
 import stocks
 from made_up import (
     GRID,
+    QUARTER,
     contents,
     jittered,
     lines,
@@ -130,7 +133,7 @@ def test_times_have_all_an_offset_or_none(tmp_path):
 
 HOURS = np.arange("2024-10-26T00", "2024-10-28T00", 3600, dtype="M8[s]")
 QUARTERS = np.arange("2024-10-26T00", "2024-10-28T00", 900, dtype="M8[s]")
-CLOCKS = "clocks go back: convert them to UTC, or add the offset, such as .01:00"
+CLOCKS = "clocks go back: add --timezone, such as Europe/Berlin, or the offset, such as .01:00"
 # name: times, the row of the error, the remedy
 NOT_LATER: dict[str, tuple[Any, int, str]] = {
     "an hour twice": (np.insert(HOURS, 27, HOURS[26]), 28, CLOCKS),
@@ -156,16 +159,203 @@ def test_a_time_that_is_not_later_has_the_remedy_for_its_kind(tmp_path):
     one_error(prepare(tmp_path, "timeseries", path), says)
 
 
+# ---- time zones ----------------------------------------------------------------------------------
+
+
+def local(times, zone):
+    """Naive local times of times in UTC."""
+    return pa.compute.local_timestamp(pa.array(times, pa.timestamp("s", zone)))
+
+
+# A day before clocks go back, and a row in the middle of the time that repeats.
+ZONES = {
+    "Europe/Berlin": ("2024-10-26", 102),
+    "America/New_York": ("2024-11-02", 118),
+    "Australia/Lord_Howe": ("2024-04-06", 60),  # half an hour
+    "Asia/Kolkata": ("2024-04-06", 60),
+    "UTC": ("2024-04-06", 60),
+}
+
+
+def test_local_times_of_a_zone_are_those_in_utc(tmp_path):
+    """An hour that clocks repeat is told apart by its order, also at the border of two files."""
+    for zone, (day, middle) in ZONES.items():
+        quarters = np.datetime64(day, "s") + QUARTER * np.arange(400)
+        prepared(tmp_path, "timeseries", series(quarters))
+        expected = contents(tmp_path, "timeseries")
+        there = local(quarters, zone)
+        cells = [str(time) for time in there.to_pylist()]
+        a = values(400)[:, 0].tolist()
+        for name, rows in (("1.csv", slice(middle)), ("2.csv", slice(middle, 400))):
+            written(tmp_path / "parts", lines({"date": cells[rows], "a": a[rows]}), name)
+        table = pa.table({"date": there, "a": a})
+        pyarrow.parquet.write_table(table, tmp_path / "local.parquet")
+        for path in (written(tmp_path, series(cells)), "parts", "local.parquet"):
+            out = prepare(tmp_path, "timeseries", path, f"--timezone {zone}")
+            assert out.code == 0, (zone, path, out.err)
+            assert contents(tmp_path, "timeseries") == expected
+            assert store(tmp_path, "timeseries").source["timezone"] == zone
+
+
+# times, flags, the error
+NO_LOCAL_TIMES: dict[str, tuple[list[str], str, str]] = {
+    "clocks skip it": (
+        ["2024-03-31 01:00", "2024-03-31 02:30"],
+        "--timezone Europe/Berlin",
+        "'2024-03-31 02:30' is a time that clocks skip in Europe/Berlin: .*row 2, column 'date'",
+    ),
+    "an hour three times": (
+        ["2024-10-27 02:00"] * 3,
+        "--timezone Europe/Berlin",
+        "is not later than the time before: .*row 3",
+    ),
+    "another hour twice": (
+        ["2024-10-27 04:00"] * 2,
+        "--timezone Europe/Berlin",
+        "is not later than the time before: .*row 2",
+    ),
+    "no zone": (["2024-01-01"], "--timezone Europe/Bern", "no time zone 'Europe/Bern': --timezone"),
+    "no zone for UTC": (["2024-01-01T00Z"], "--timezone X", "no time zone 'X': --timezone: use a"),
+}
+
+
+def test_local_times_that_nobody_has_are_one_line(tmp_path):
+    for times, flags, says in NO_LOCAL_TIMES.values():
+        path = written(tmp_path, series(times))
+        one_error(prepare(tmp_path, "timeseries", path, flags), says)
+
+
+def test_files_with_and_without_a_zone_are_not_mixed(tmp_path):
+    """Also as Parquet, whose type has the zone."""
+    for number, zone in enumerate(["Europe/Berlin", None]):
+        times = pa.array(GRID[500 * number :][:500], pa.timestamp("s", zone))
+        table = pa.table({"date": times, "a": values(500)[:, 0]})
+        (tmp_path / "parts").mkdir(exist_ok=True)
+        pyarrow.parquet.write_table(table, tmp_path / f"parts/{number}.parquet")
+    says = "'2024-01-06 05:00:00' is not a time in .* with an offset .*1.parquet, row 1"
+    one_error(prepare(tmp_path, "timeseries", "parts"), says, "give all times an offset, or none")
+    assert prepare(tmp_path, "timeseries", "parts/0.parquet").code == 0
+    assert store(tmp_path, "timeseries").source["timezone"] == "UTC"
+
+
+@pytest.mark.parametrize("index", ["__index_level_0__", "when"])
+def test_an_index_of_times_of_pandas_is_the_time(index, tmp_path):
+    prepared(tmp_path, "timeseries", series(GRID))
+    expected = contents(tmp_path, "timeseries")
+    columns: dict[str, Any] = {"a": values(len(GRID))[:, 0], "place": np.arange(len(GRID))}
+    for time, flags in ((GRID, ""), (GRID[::-1], "--drop of_file")):
+        table = pa.table({"of_file": time} | columns | {index: GRID})
+        if not flags:
+            table = table.drop_columns("of_file")
+        pyarrow.parquet.write_table(table, tmp_path / "table.parquet")
+        result = prepare(tmp_path, "timeseries", "table.parquet", f"--drop place {flags}")
+        assert result.code == 0, result.err
+        assert contents(tmp_path, "timeseries") == expected
+        assert store(tmp_path, "timeseries").source["time_column"] == index
+
+
 # ---- columns -------------------------------------------------------------------------------------
+
+
+def with_marks(column, mark, count=9):
+    column = np.array(column, float)
+    column[np.random.default_rng(1).choice(len(column), count, replace=False)] = mark
+    return column.tolist()
+
+
+COUNT = 600
+RANDOM = np.random.default_rng(0)
+NORMAL = RANDOM.normal(15, 8, COUNT).round(1)
+DIGITS = RANDOM.integers(0, 10, COUNT)
+SUN = RANDOM.integers(0, 1000, COUNT)
+MARKED_COLUMNS = {
+    "-999": with_marks(NORMAL, -999),
+    "9999": with_marks(NORMAL, 9999),
+    "1e+30": with_marks(NORMAL, 1e30),
+    "-999.9": with_marks(NORMAL, -999.9, 2),
+    "-99": with_marks(DIGITS, -99),
+    "999": with_marks(RANDOM.integers(0, 361, COUNT), 999),
+    "-9999": with_marks(SUN, -9999),
+    "-32768": with_marks(SUN, -32768),
+    "-1": with_marks(RANDOM.normal(0.5, 0.01, COUNT).round(5), -1),
+}
+ORDINARY_COLUMNS = {
+    "sales": with_marks(RANDOM.integers(900, 1000, COUNT), 0, 90),
+    "humidity": with_marks(RANDOM.uniform(80, 99, COUNT).round(1), 100, 60),
+    "image": with_marks(RANDOM.integers(0, 9, COUNT), 255, 60),
+    "brighter image": with_marks(RANDOM.integers(0, 60, COUNT), 255, 60),
+    "year": (1990 + np.arange(COUNT) // 24).tolist(),
+    "id": (10_000 + np.arange(COUNT)).tolist(),
+    "flag": (np.arange(COUNT) % 2).tolist(),
+    "sign": (np.arange(COUNT) % 2 * 2 - 1).tolist(),
+    "label": with_marks(np.arange(COUNT) % 3, 255, 60),
+    "rain": with_marks(RANDOM.exponential(2, COUNT).round(1).clip(0, 20), 0, 400),
+    "heavy tail": np.exp(RANDOM.normal(0, 3, COUNT)).tolist(),
+    "whole heavy tail": np.exp(RANDOM.normal(2, 2, COUNT)).astype(int).tolist(),
+    "setpoint": with_marks(20 + np.arange(COUNT) % 2 / 2, 15, 200),
+    "price": with_marks(4.9 + np.arange(COUNT) % 20 / 100, 1.99, 50),
+    "one spike": with_marks(NORMAL, 9999, 1),
+    "zero and a number": with_marks([0] * COUNT, 50, 300),
+    "loss": (RANDOM.normal(0, 300, COUNT).astype(int) - 99).tolist(),
+}
+
+
+def test_a_value_that_stands_apart_is_a_note_and_no_other_one(tmp_path):
+    table: dict[str, list] = {"date": GRID[:COUNT].tolist(), **ORDINARY_COLUMNS}
+    for mark, column in MARKED_COLUMNS.items():
+        table[f"with {mark}"] = column
+    out = prepared(tmp_path, "timeseries", lines(table)).out
+    notes = re.findall("note: column '(.*?)' has (.*) in ([0-9]+) rows.*--missing=(.*)", out)
+    expected = []
+    for mark, column in MARKED_COLUMNS.items():
+        expected.append((f"with {mark}", mark, str(column.count(float(mark))), mark))
+    assert notes == expected
+
+    alone = lines({"date": GRID[:COUNT].tolist(), "a": MARKED_COLUMNS["1e+30"]})
+    out = prepared(tmp_path, "timeseries", alone, "--missing=1e+30 --fill last").out
+    assert "far from all" not in out
+    assert re.search(r"  a +-?[\d.]+ +[\d.]+ +\d+ +9\n", out)
+
+
+def test_the_columns_are_as_a_slow_reading_counts_them(tmp_path):
+    """Over blocks and files, with more values than are kept."""
+    random = np.random.default_rng(0)
+    table = {
+        "few": random.integers(-3, 4, 3000).astype(float),
+        "many": random.normal(0, 1e4, 3000).round(3),
+        "last": np.full(3000, np.nan),
+    }
+    table["few"][50:90] = np.nan
+    table["last"][2990:] = 5
+    overview = SERIES.module("prepare.overview")
+    columns = {name: overview.Column() for name in table}
+    for start in range(0, 3000, 700):
+        for name, column in columns.items():
+            column.add(table[name][start : start + 700])
+    out = io.StringIO()
+    with redirect_stdout(out):
+        overview.print_columns(columns)
+    rows = [re.split(" {2,}", line.strip()) for line in out.getvalue().splitlines()]
+    many = table["many"]
+    assert rows == [
+        ["columns:", "min", "max", "distinct", "missing"],
+        ["few", "-3", "3", "7", "40"],
+        ["many", f"{many.min():.6g}", f"{many.max():.6g}", "1,000+", "0"],
+        ["last", "5", "5", "1", "2,990"],
+    ]
 
 
 @pytest.mark.parametrize("first", [[row / 2 for row in range(1000)], list(range(1000))])
 def test_a_time_in_another_column_is_named(first, tmp_path):
     table = {"a": first, "b": values()[:, 0], "when": GRID}
-    for path in tables(table, tmp_path):
-        says = "'2024-01-01.* is not a finite number: .*row 1, column 'when': .*--time-column"
-        one_error(prepare(tmp_path, "timeseries", path), says)
-        assert prepare(tmp_path, "timeseries", path, "--time-column when").code == 0
+    csv, parquet = tables(table, tmp_path)
+    says = "'2024-01-01.* is not a finite number: .*row 1, column 'when': .*--time-column"
+    one_error(prepare(tmp_path, "timeseries", csv), says)
+    assert prepare(tmp_path, "timeseries", csv, "--time-column when").code == 0
+    expected = contents(tmp_path, "timeseries")
+    # Its types tell.
+    assert prepare(tmp_path, "timeseries", parquet).code == 0
+    assert contents(tmp_path, "timeseries") == expected
 
 
 @pytest.mark.parametrize("workload", ["timeseries", "timeseries+frames"])

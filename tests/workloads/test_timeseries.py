@@ -157,6 +157,11 @@ BAD: dict[str, tuple[str, str, str]] = {
         "--split 20,280,300",
         "no window fits into the 20 rows of the split train: --history",
     ),
+    "a horizon of a split": (
+        GOOD,
+        "--horizon 680",
+        "no window fits into the 700 rows of the split train: --horizon: .*smaller --horizon",
+    ),
     "a horizon beyond a split": (
         GOOD,
         "--horizon 151",
@@ -185,7 +190,8 @@ def test_gaps_empty_cells_and_constant_columns_are_said_and_trained(tmp_path):
     out = prepared(tmp_path, "timeseries", "\n".join(rows), "--fill last").out
     assert "gaps in time, which windows run across: 1" in out
     assert "note: column 'noise' is constant in the training rows" in out
-    assert "columns:    wave, walk, noise\n" in out
+    assert re.search(r"columns: +min +max +distinct +missing\n  wave ", out)
+    assert re.search(r"  noise +7 +7 +1 +10\n", out)
     frame = json.loads((tmp_path / "data/manifest.json").read_text())["facts"]["frames"][0]
     assert (frame["mean"][2], frame["std"][2]) == (7, 1)
     done(tmp_path, *SMALL)

@@ -67,6 +67,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="column with the time of a row, or `none` to count rows (default: the first column)",
     )
     add(
+        "--timezone",
+        metavar="ZONE",
+        help="time zone of times without an offset, such as Europe/Berlin (default: as for UTC)",
+    )
+    add(
         "--targets",
         metavar="COLUMNS",
         help="columns to forecast, separated by commas (default: all)",
@@ -124,5 +129,4 @@ def main(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     for frame in frames:
         print(f"{frame.name + ':':12}{len(frame.bars):,}, {frame.history} in a window")
     print(f"windows:    {', '.join(counts)}")
-    print(f"columns:    {', '.join(series.names)}")
     print_next(folder)

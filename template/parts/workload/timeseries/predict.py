@@ -17,6 +17,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add_flags(parser, output=f".npz; {time} (default: predictions.npz in the run's folder)")
     new = "new series, whose last window forecasts the rows after it"
     add_input(parser, new, required=False)
+    zone = "time zone of times without an offset (default: as in `prepare`)"
+    parser.add_argument("--timezone", metavar="ZONE", help=zone)
 
 
 def main(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:

@@ -101,18 +101,19 @@ def read_table(
 
     Series are numbered in the order in which they appear.
     """
+    from .clocks import utc_times
     from .roles import choose_roles, read_column
-    from .times import block_times
 
     roles = Roles(**trained["roles"]) if trained else None
     number_of: dict[str, int] = {}
+    repeated: dict[int, int] = {}
     for block in source.blocks():
         if roles is None:
             roles = choose_roles(block, source.flags)
-        writer.append(".series", number_series(block, roles, number_of))
+        series = number_series(block, roles, number_of)
+        writer.append(".series", series)
         if roles.time != "none":
-            times = block_times(block, roles.time, NO_TIME)
-            writer.append(".times", times.astype(np.int64))
+            writer.append(".times", utc_times(block, roles.time, NO_TIME, series, repeated))
         columns = []
         for name in [*roles.values, *roles.static]:
             column = read_column(block, name, roles, is_new=trained is None)

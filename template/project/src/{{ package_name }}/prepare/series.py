@@ -14,6 +14,7 @@ from ..engine.errors import UserError
 from ..engine.loading.store import StoreWriter
 
 if TYPE_CHECKING:
+    from .overview import Column
     from .tables import RowBlock, Source
 
 Facts = dict[str, Any]
@@ -30,9 +31,9 @@ NO_TIME = (
 )
 SORT = "sort the rows by time; if no column is a time, `prepare` with --time-column none"
 REPEATED = (
-    "sort the rows. Local times repeat when clocks go back: convert them to UTC, or add the offset,"
-    " such as +01:00. If the time of day is in another column, join both. If rows are within one "
-    "second, `prepare` with --time-column none"
+    "sort the rows. Local times repeat when clocks go back: add --timezone, such as Europe/Berlin, "
+    "or the offset, such as +01:00. If the time of day is in another column, join both. If rows are"
+    " within one second, `prepare` with --time-column none"
 )
 
 
@@ -60,30 +61,33 @@ def read_series(
 ) -> Series:
     """Write the values and the times of a table as two `arrays`.
 
-    names: the columns to read; by default all but the time and those of --drop. Raises `UserError`,
-    with row and column, for a table that is not a series.
+    names: the columns to read; by default all but the time and those of --drop, of which it prints
+    a table. Raises `UserError`, with row and column, for a table that is not a series.
     """
+    from .clocks import default_time
+    from .overview import Column, print_columns
+
+    is_new = not names
     time = source.flags.get("time_column")
     fill = source.flags.get("fill")
     last_time = -1 if time == "none" else BEFORE_ALL
-    last_values: dict[str, float] = {}
+    repeated: dict[int, int] = {}
+    columns: dict[str, Column] = {}
     for block in source.blocks():
-        time = time or next(iter(block.columns))
+        time = time or default_time(block)
         names = names or choose_columns(block, time, source.flags["drop"])
-        columns = []
+        values = []
         for name in names:
-            column = block.numbers(name, FIX)
-            if fill:
-                column = fill_gaps(column, last_values.get(name, np.nan))
-                last_values[name] = column[-1]
-            check_known(block, name, column)
-            columns.append(column)
-        times = read_times(block, time, last_time)
+            column = columns.setdefault(name, Column())
+            values.append(read_cells(block, name, fill, column))
+        times = read_times(block, time, last_time, repeated)
         last_time = times[-1]
         dtype = source.style["dtype"] or np.float32
-        writer.append(arrays[0], np.stack(columns, 1, dtype=dtype))
+        writer.append(arrays[0], np.stack(values, 1, dtype=dtype))
         writer.append(arrays[1], times)
 
+    if is_new:
+        print_columns(columns)
     writer.source = {"file": source.path.name, **source.style, "time_column": time, "fill": fill}
     times = writer.appended(arrays[1])
     return Series([*names], times, writer.appended(arrays[0]), find_step(times))
@@ -106,36 +110,39 @@ def choose_columns(block: RowBlock, time: str, drop: list[str]) -> list[str]:
     return names
 
 
-def fill_gaps(column: np.ndarray, last: float) -> np.ndarray:
-    """Replace each NaN in a column (rows,) by the last known value, never by a later one.
+def read_cells(block: RowBlock, name: str, fill: str | None, column: Column) -> np.ndarray:
+    """Return the numbers of a column (rows,), which also go into its summary.
 
-    last: the value before the first row.
+    fill: `last` replaces missing cells by the last known one, never by a later one; without it,
+    they raise `UserError`.
     """
     import pyarrow as pa
     from pyarrow.compute import fill_null_forward
 
-    cells = pa.array(np.append(last, column), from_pandas=True)  # null for NaN
-    return fill_null_forward(cells).to_numpy(zero_copy_only=False)[1:]
-
-
-def check_known(block: RowBlock, name: str, column: np.ndarray) -> None:
-    """Raise `UserError` for the first NaN in a column (rows,)."""
-    is_missing = np.isnan(column)
+    cells = block.numbers(name, FIX)
+    column.add(cells)
+    if fill:
+        known = pa.array(np.append(column.last, cells), from_pandas=True)  # null for NaN
+        cells = fill_null_forward(known).to_numpy(zero_copy_only=False)[1:]
+        column.last = cells[-1]
+    is_missing = np.isnan(cells)
     if is_missing.any():
         remedy = "fill it in, or run `prepare` with --fill last to use the value before, if any"
         raise block.error("an empty cell", int(is_missing.argmax()), name, remedy)
+    return cells
 
 
-def read_times(block: RowBlock, name: str, last: int) -> np.ndarray:
+def read_times(block: RowBlock, name: str, last: int, repeated: dict[int, int]) -> np.ndarray:
     """Return times (rows,) int64, or the numbers of the rows if `name` is `none`.
 
-    last: the time of the row before. Raises `UserError` for a row that is not later than that.
+    last: the time of the row before; `repeated`: see `utc_times`. Raises `UserError` for a row that
+    is not later than the one before.
     """
-    from .times import block_times  # it imports pyarrow
+    from .clocks import utc_times  # it imports pyarrow
 
     if name == "none":
         return last + 1 + np.arange(block.num_rows)
-    times = block_times(block, name, NO_TIME).astype(np.int64)
+    times = utc_times(block, name, NO_TIME, np.zeros(block.num_rows), repeated)
     steps = np.diff(times, prepend=last)
     if steps.min() <= 0:
         row = int((steps <= 0).argmax())
@@ -211,7 +218,7 @@ def count_windows(
         end = bisect_left(first_targets, last - horizon + 1)
         count = max(end - bisect_left(first_targets, first), 0)
         if count == 0 and name != "test":
-            flag = "--horizon" if last - first < horizon else "--history"
+            flag = "--horizon" if 2 * horizon > last - first else "--history"
             remedy = f"give it more rows, or `prepare` with a smaller {flag}"
             what = f"no window fits into the {last - first} rows of the split {name}"
             raise UserError(what, flag, remedy)

@@ -109,7 +109,7 @@ def dates(block: RowBlock, name: str) -> np.ndarray:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    from .times import block_times
+    from .times import read_dates
 
     column = block.columns[name]
     if pa.types.is_timestamp(column.type) and column.type.tz:
@@ -117,7 +117,7 @@ def dates(block: RowBlock, name: str) -> np.ndarray:
     elif pa.types.is_string(column.type) and not block.source.style["time_format"]:
         block.columns[name] = pc.replace_substring_regex(column, MIDNIGHT, "")
     remedy = "write it as 2024-01-31, or give the format, such as --time-format %d.%m.%Y"
-    times = block_times(block, name, remedy)
+    times = read_dates(block, name, remedy).to_numpy(zero_copy_only=False).astype("M8[s]")
     days = times.astype("M8[D]")
     is_wrong = days != times
     if is_wrong.any():

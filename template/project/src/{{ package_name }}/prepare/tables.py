@@ -47,7 +47,16 @@ FIX_FILE = (
 
 # How files are written. Delimiter and decimal mark are detected in the first CSV file, unless they
 # are given.
-STYLE = ("delimiter", "decimal", "encoding", "missing", "keep_na", "time_format", "dtype")
+STYLE = (
+    "delimiter",
+    "decimal",
+    "encoding",
+    "missing",
+    "keep_na",
+    "time_format",
+    "timezone",
+    "dtype",
+)
 DELIMITERS = ",;\t|"
 # What may be above a header: blank lines, Excel's `sep=;`, and comments. A comment above a row that
 # has a number or a time is a header itself.

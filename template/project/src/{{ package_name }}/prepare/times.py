@@ -25,8 +25,8 @@ YEAR_10_000 = 253_402_300_800  # in seconds since 1970; other units have larger 
 TYPES = {ISO: pa.timestamp("us"), OFFSET: pa.timestamp("us", "UTC")}
 
 
-def block_times(block: RowBlock, name: str, remedy: str) -> np.ndarray:
-    """Return the times of a column (rows,) datetime64[s], in UTC if they have offsets.
+def read_dates(block: RowBlock, name: str, remedy: str) -> pa.Array:
+    """Return the times of a column. If they have offsets or units, their type has a time zone.
 
     Raises `UserError` for a cell that is not a time in the format of `--time-format`. Without that
     flag, all times of a table have an offset if its first one has.
@@ -37,14 +37,16 @@ def block_times(block: RowBlock, name: str, remedy: str) -> np.ndarray:
     time_format = source.style["time_format"] or source.flags.setdefault("iso", found)
     if time_format in UNITS:
         seconds = np.floor(block.parse(name) / UNITS[time_format])
-        times = pa.array(seconds, mask=~(np.abs(seconds) < YEAR_10_000))
+        is_time = np.abs(seconds) < YEAR_10_000
+        dates = np.where(is_time, seconds, 0).astype("M8[s]")
+        times = pa.array(dates, pa.timestamp("s", "UTC"), mask=~is_time)
     else:
         times = parse_times(column, time_format)
     row = pc.index(times.is_null(), True).as_py()
     if row >= 0:
         cell = column[row].as_py() or ""
         raise block.error(f"'{cell}' is not a time in the format {time_format}", row, name, remedy)
-    return times.to_numpy(zero_copy_only=False).astype("M8[s]")
+    return times
 
 
 def parse_times(cells: pa.Array, time_format: str) -> pa.Array:
@@ -53,11 +55,13 @@ def parse_times(cells: pa.Array, time_format: str) -> pa.Array:
     cells: times, or texts that have the format.
     """
     if not pa.types.is_string(cells.type):
-        return cells
+        has_offset = getattr(cells.type, "tz", None) is not None
+        is_wrong = time_format in TYPES and has_offset != (time_format == OFFSET)
+        return pa.nulls(len(cells)) if is_wrong else cells
     with suppress(pa.ArrowInvalid, KeyError):
         return cells.cast(TYPES[time_format])
     times = [read_time(cell, time_format) for cell in cells.to_pylist()]
-    return pa.array(times, pa.timestamp("us"))  # in UTC, if a time has an offset
+    return pa.array(times)  # of any offsets: their type has the first one
 
 
 def read_time(cell: str | None, time_format: str) -> datetime | None:
