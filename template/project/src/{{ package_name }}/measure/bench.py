@@ -21,6 +21,7 @@ from ..engine.interfaces import Batch, Rows, Spans
 from ..engine.loading.rows import deliver, gather, mapped
 from ..engine.plugins import discover
 from ..engine.training.dry_run import check_model
+from ..engine.training.evaluation import added
 from ..engine.training.progress import seed_everything
 from ..model import build_model
 from ..optimizer import build_optimizer
@@ -200,9 +201,8 @@ def measured(model: Any, batch: Batch) -> list[float]:
     values = [output.loss, output.total_weight]
     for name in sorted(output.metrics):
         values += output.metrics[name]
-    for size, group, numbers in output.by_group.values():
-        sums = numbers.new_zeros(size, *numbers.shape[1:]).index_add(0, group, numbers)
-        values += sums.flatten()
+    for groups in output.by_group.values():
+        values += added(groups).flatten()
     return [float(value) for value in values]
 
 

@@ -122,8 +122,8 @@ def summary(record: Record) -> list[tuple[str, str]]:
     best = "no finite evaluation yet"
     metric = str(record.best.get("best_by", "loss"))
     if record.best:
-        best = f"validation {metric} {show(record.best.get(metric))}"
-        best += f" at step {record.best['step']:,}"
+        value = show(record.best.get(metric))
+        best = f"validation {metric} {value} at step {record.best['step']:,}"
     if record.baseline is not None:
         best += f" (baseline {show(record.baseline)})"
     lines = [("state", state), ("best", best)]

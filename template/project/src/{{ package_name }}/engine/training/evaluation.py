@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from ..interfaces import Batch, Loader
+from ..interfaces import Batch, Groups, Loader
 from .project import Project
 
 
@@ -45,22 +45,33 @@ def evaluate(
             loss = (output.loss * output.total_weight, output.total_weight)
             for name, pair in {"loss": loss, **output.metrics}.items():
                 totals[name] = totals.get(name, zeros) + torch.stack(pair)
-            for name, (size, group, numbers) in output.by_group.items():
-                if name not in by_group:
-                    by_group[name] = zeros.new_zeros(size, *numbers.shape[1:])
-                by_group[name].index_add_(0, group, numbers.double())
+            for name, groups in output.by_group.items():
+                by_group[name] = by_group.get(name, 0) + added(groups)
     finally:
         model.train(was_training)
 
-    add = project.distributed.sum_over_ranks
-    pairs = add(torch.stack(list(totals.values())))
-    means = pairs[:, 0] / pairs[:, 1].clamp(min=1)
-    metrics = dict(zip(totals, means.tolist(), strict=True))
-    sums = {name: add(values).cpu() for name, values in by_group.items()}
+    metrics = means(project, totals)
+    sums = {}
+    for name, values in by_group.items():
+        sums[name] = project.distributed.sum_over_ranks(values).cpu()
     if calibrate and hasattr(project.model, "calibrate"):
         project.model.calibrate(sums)
     metrics = project.ask_dataset("finish", metrics, metrics, project.store, split, sums)
     return metrics
+
+
+def means(project: Project, totals: dict[str, Tensor]) -> dict[str, float]:
+    """Return the mean of each metric, over all ranks (host sync)."""
+    sums = project.distributed.sum_over_ranks(torch.stack(list(totals.values())))
+    values = sums[:, 0] / sums[:, 1].clamp(min=1)
+    return dict(zip(totals, values.tolist(), strict=True))
+
+
+def added(groups: Groups) -> Tensor:
+    """Return the sums of the groups (size, …), in float64."""
+    numbers = groups.numbers.double()
+    sums = numbers.new_zeros(groups.size, *numbers.shape[1:])
+    return sums.index_add_(0, groups.group, numbers)
 
 
 def predictions(

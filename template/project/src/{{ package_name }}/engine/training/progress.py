@@ -55,8 +55,11 @@ class Progress:
             self.without_gain = 0
         return self.without_gain == 0
 
-    def compare_anew(self, metric: str) -> None:
-        """Let another metric decide; its values cannot be compared with those so far."""
+    def compare_by(self, metric: str) -> None:
+        """Begin a new comparison, in which another metric decides.
+
+        The best step stays until an evaluation is better, and with it the best checkpoint.
+        """
         self.metric = metric
         self.best_cost = self.best_loss = float("inf")
         self.without_gain = 0
