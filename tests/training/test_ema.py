@@ -94,7 +94,7 @@ class Once:
 class Leveled(torch.nn.Linear):
     """Calibrates a buffer to the weight that is evaluated; another one is a running statistic."""
 
-    calibrated = ("level",)
+    calibrated = ("level", "quantiles.absent")
 
     def __init__(self):
         super().__init__(1, 1, bias=False)

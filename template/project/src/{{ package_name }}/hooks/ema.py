@@ -126,6 +126,8 @@ def load_averages(checkpoint: Checkpoint, saved: State) -> None:
 def with_averages(model: Any) -> dict[str, Tensor]:
     """Return the weights of a model, and after them the buffers that it calibrates."""
     tensors = dict(model.named_parameters())
-    for name in getattr(model, "calibrated", ()):
-        tensors[name] = model.get_buffer(name)
+    calibrated = getattr(model, "calibrated", ())
+    for name, buffer in model.named_buffers():
+        if name in calibrated:
+            tensors[name] = buffer
     return tensors
