@@ -191,17 +191,18 @@ def write_new(path: Path, flags: dict[str, Any], trained: Store, folder: Path) -
     from .prepare.panel import read_panel
     from .prepare.pieces import borders_by_end
     from .prepare.scales import measure
-    from .prepare.storing import write_rows
+    from .prepare.storing import write_rows, write_series
     from .prepare.tables import Source
 
     facts = trained.facts
     source = Source(path, flags, trained.source)
     with StoreWriter(folder, WORKLOAD) as writer:
         panel = read_panel(writer, source, facts["horizon"], facts)
+        panel = write_rows(writer, panel, facts["roles"]["texts"])
         borders = borders_by_end(panel, [0, 0])  # all rows are history
         scales, _ = measure(panel, borders)
         of_training = dict(zip(facts["series"], facts["scales"], strict=True))
         for number, key in enumerate(panel.keys):
             scales[number] = of_training.get(key, scales[number])
         writer.facts = {**facts, "names": panel.keys}
-        write_rows(writer, panel, borders, scales)
+        write_series(writer, panel, borders, scales)

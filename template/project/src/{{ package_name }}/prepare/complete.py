@@ -51,11 +51,11 @@ class Completing:
         if makes_rows:
             times, values = self.on_grid(times, values)
         first, end = self.extent(values)
+        if makes_rows:  # also by the values of rows that are left out
+            self.replace_missing(values)
         last = end + self.horizon
         times = times[first:last]
         values = values[first:last]
-        if makes_rows:
-            self.replace_missing(values)
         self.check_cells(name, times, values, end - first)
         self.find_breaks(times[: end - first])
         self.write(times, values, end - first)
@@ -68,7 +68,7 @@ class Completing:
         if self.roles.time == "none":
             parts.append(f"row {time + 1}")
         else:
-            parts.append(str(np.datetime64(time, "s")))
+            parts.append(str(np.datetime64(int(time), "s")))
         if column:
             parts.append(f"column '{column}'")
         return ", ".join(parts)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 
@@ -24,7 +23,7 @@ def find_season(panel: Panel, borders: np.ndarray, history: int, given: int | No
     """
     longest = int((borders[:, 1] - borders[:, 0]).max())
     most = min(history, longest - 1)
-    if given is None:
+    if given is None or longest < 2:  # without training rows, the split is what is wrong
         season = rows_of_season(panel.grid, panel.roles.time != "none")
         return season if season <= most else 1
     if not 1 <= given <= most:
@@ -57,8 +56,8 @@ def training_rows(panel: Panel, borders: np.ndarray) -> Iterator[tuple[int, np.n
             yield number, panel.values[first:end].astype(np.float64)
 
 
-def number_texts(panel: Panel, borders: np.ndarray) -> Panel:
-    """Return the panel with codes, from 1, for the texts of the training rows; others have 0.
+def number_texts(panel: Panel, borders: np.ndarray) -> Texts:
+    """Return codes, from 1, for the texts of the training rows; others have 0.
 
     The codes follow the order of the texts, not that of the rows.
     """
@@ -76,7 +75,7 @@ def number_texts(panel: Panel, borders: np.ndarray) -> Panel:
     for name, code_of in roles.texts.items():
         known = sorted(text for text, code in code_of.items() if code in seen[name])
         texts[name] = dict(zip(known, range(1, len(known) + 1), strict=True))
-    return replace(panel, roles=replace(roles, texts=texts))
+    return texts
 
 
 def recode(rows: np.ndarray, names: list[str], before: Texts, after: Texts) -> None:

@@ -18,7 +18,7 @@ def split_shares(split: str) -> list[float]:
 
     The last number may be left out.
     """
-    numbers = []
+    numbers = [-1.0]
     with suppress(ValueError):
         numbers = [float(text) for text in split.split(",")]
     numbers += [0.0] * (3 - len(numbers))

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from ..engine.loading.store import StoreWriter
 from .panel import Panel, chunks
 from .pieces import Windows, cut
-from .scales import measure, number_texts, recode, season_errors, usable
+from .scales import Texts, measure, number_texts, recode, season_errors, usable
 from .splits import SPLITS
 
 
-def write_panel(
-    writer: StoreWriter, panel: Panel, borders: np.ndarray, windows: Windows
-) -> np.ndarray:
-    """Write all that training needs, and describe it; return the pieces (P, 7)."""
-    new = number_texts(panel, borders)
-    roles = new.roles
+def write_panel(writer: StoreWriter, panel: Panel, borders: np.ndarray, windows: Windows) -> None:
+    """Write all that training needs, and describe it."""
+    panel = write_rows(writer, panel, number_texts(panel, borders))
+    roles = panel.roles
     of_series, scale = measure(panel, borders)
     is_trained = borders[:, 1] > borders[:, 0]
     numbers = np.where(is_trained, np.arange(len(is_trained)), len(is_trained))
@@ -24,7 +24,7 @@ def write_panel(
     static_mean = static.mean(0)
     static_std = usable(static.std(0), static_mean)
     writer.facts = {
-        **new.facts(),
+        **panel.facts(),
         **windows._asdict(),
         "numbers": numbers.tolist(),  # of the series in training
         "columns": roles.values,
@@ -38,35 +38,37 @@ def write_panel(
         "dtype": str(panel.values.dtype),
     }
     writer.append("season", season_errors(panel, borders, windows.season))
-    return write_rows(writer, panel, borders, of_series)
+    write_series(writer, panel, borders, of_series)
 
 
-def write_rows(
-    writer: StoreWriter, panel: Panel, borders: np.ndarray, scales: np.ndarray
-) -> np.ndarray:
-    """Write the rows, where the splits of each series are, and its scales; return the pieces.
-
-    The facts of the writer are those of the training data, and say which codes texts have.
-    """
-    facts = writer.facts
+def write_rows(writer: StoreWriter, panel: Panel, texts: Texts) -> Panel:
+    """Write the rows, and what is static, with the codes of texts in training; return these."""
     roles = panel.roles
-    texts = facts["roles"]["texts"]
     for chunk in chunks(len(panel.values)):
         rows = np.array(panel.values[chunk])
         recode(rows, roles.values, roles.texts, texts)
         writer.append("rows", rows)
+    static = np.array(panel.static)
+    recode(static, roles.static, roles.texts, texts)
     if roles.static:
-        static = np.array(panel.static)
-        recode(static, roles.static, roles.texts, texts)
         writer.append("static", static)
+    values = writer.appended("rows")
+    return replace(panel, roles=replace(roles, texts=texts), values=values, static=static)
 
+
+def write_series(
+    writer: StoreWriter, panel: Panel, borders: np.ndarray, scales: np.ndarray
+) -> None:
+    """Write where the splits of each series are, and its scales.
+
+    The facts of the writer are those of the training data.
+    """
+    facts = writer.facts
     number_of = dict(zip(facts["series"], facts["numbers"], strict=True))
     numbers = [number_of.get(key, len(number_of)) for key in panel.keys]
-    pieces = cut(panel, borders)
-    writer.append("pieces", pieces)
+    writer.append("pieces", cut(panel, borders))
     writer.append("series", np.column_stack([np.arange(len(numbers)), numbers]))
     writer.append("scale", scales.astype(panel.values.dtype))
     ends = np.cumsum(np.diff(borders, axis=1).sum(0)).tolist()
     for name, first, end in zip(SPLITS, [0, *ends], ends, strict=False):
         writer.splits[name] = [first, end]
-    return pieces
