@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import pytest
-from made_up import contents, lines, prepare, prepared, written
+from made_up import contents, lines, prepared
 from made_up import store as opened_store
 from workload import Workload
 
