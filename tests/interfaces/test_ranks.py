@@ -8,6 +8,7 @@ import tempfile
 import time
 import traceback
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -101,6 +102,61 @@ def test_two_ranks_take_the_steps_of_one(choice, clip, framework):
     for weights, losses in on_two_ranks(work):
         assert losses == pytest.approx(expected_losses, rel=1e-6)
         torch.testing.assert_close(weights, expected_weights, rtol=1e-5, atol=1e-6)
+
+
+class Grouped(Blocks):
+    """Adds up the errors of sequences by their number modulo 3, which ranks share unequally."""
+
+    sums = None
+
+    def forward(self, batch):
+        output = super().forward(batch)
+        numbers = torch.stack([batch["y"].sum(1), batch["lengths"].float()], 1)
+        groups = engine("interfaces").Groups(4, batch["index"] % 3, numbers)
+        return output._replace(by_group={"lengths": groups})
+
+    def calibrate(self, sums):
+        self.sums = sums
+
+
+class Batches(list):
+    """A loader of these batches."""
+
+    def epoch(self, number):
+        return iter(self)
+
+
+def evaluated(choice, rank, world):
+    """What `finish` and `calibrate` get of an evaluation, of which a rank has its rows."""
+    rows = slice(rank * 24 // world, (rank + 1) * 24 // world)
+    batches = []
+    for seed in range(3):
+        batch = ragged_batch(24, torch.float32, seed)
+        batches.append({name: x[rows] for name, x in batch.items()})
+    distributed = part(choice).Distributed()
+    model = Grouped()
+    project = SimpleNamespace(
+        model=model,
+        wrapped=distributed.wrap(model),
+        device=torch.device("cpu"),
+        precision=engine("compute.precision").Precision("fp32", torch.device("cpu")),
+        store=None,
+        distributed=distributed,
+        ask_dataset=lambda name, default, metrics, store, split, sums: {**metrics, "sums": sums},
+    )
+    evaluate = engine("training.evaluation").evaluate
+    metrics = evaluate(project, Batches(batches), "validation", calibrate=True)
+    assert model.sums is metrics["sums"]
+    return metrics["loss"], metrics["sums"]["lengths"]
+
+
+@pytest.mark.parametrize("choice", SEVERAL)
+def test_two_ranks_measure_as_one(choice):
+    expected_loss, expected = evaluated("none", 0, 1)
+    for loss, sums in on_two_ranks(lambda rank: evaluated(choice, rank, 2)):
+        assert loss == pytest.approx(expected_loss, rel=1e-6)
+        torch.testing.assert_close(sums, expected, rtol=1e-12, atol=1e-9)
+    assert expected[3].tolist() == [0, 0], "a group without members"
 
 
 def agreements(choice, rank):
