@@ -192,7 +192,7 @@ def test_metrics_are_those_of_the_predictions(opened):
         expected = {"accuracy": accuracy, "log_loss": loss}
     assert metrics == pytest.approx(expected, rel=1e-4)
     assert float(output.loss) == pytest.approx(loss, rel=1e-4)
-    finished = module("dataset").finish(metrics, opened, "test")
+    finished = module("dataset").finish(metrics, opened, "test", {})
     if "mse_original" in metrics:
         r2 = 1 - metrics["mse_original"] / batch["target"].double().numpy().var()
         assert finished.pop("r2") == pytest.approx(r2)
