@@ -6,9 +6,12 @@ import random
 from datetime import UTC, datetime, timedelta
 
 import numpy as np
+import pyarrow.csv
+import pyarrow.parquet
 import pytest
-from made_up import contents, lines, prepared
+from made_up import contents, lines, prepared, written
 from made_up import store as opened_store
+from running import evaluation_of, losses, one_error
 from workload import Workload
 
 PANEL = Workload("forecast")
@@ -180,6 +183,12 @@ def check_window(batch, panel, name: str, first: int, trained: list[str]) -> Non
         np.testing.assert_allclose(batch[key], value, rtol=1e-6, atol=1e-6, err_msg=key)
 
 
+def shares(panel, fractions) -> list[int]:
+    count = sum(map(count_of, panel.values()))
+    sizes = [round(part * count) for part in fractions[:2]]
+    return [*sizes, count - sum(sizes)]
+
+
 SPLITS = {
     "time": ("0.6,0.25,0.15", [0.6, 0.25, 0.15]),
     "end": ("rest,7,6", [0, 7, 6]),
@@ -204,11 +213,7 @@ def test_windows_are_those_of_plain_loops(by, tmp_path):
     prepared_here = [contents(tmp_path / name, "forecast") for name in orders]
     assert prepared_here[0] == prepared_here[1] == prepared_here[2]
 
-    if by == "time":
-        count = sum(map(count_of, panel.values()))
-        split = [round(part * count) for part in split[:2]]
-        split.append(count - sum(split))
-    borders = plain_borders(panel, by, split)
+    borders = plain_borders(panel, by, shares(panel, split) if by == "time" else split)
     trained = [name if borders[name][0] else "" for name in panel]
     folder = store(tmp_path / "none")
     for split_name in ("train", "validation", "test", "future", "every"):
@@ -220,3 +225,252 @@ def test_windows_are_those_of_plain_loops(by, tmp_path):
         for batch, (name, first) in zip(batches, windows, strict=True):
             one = {key: value[0] for key, value in batch.items()}
             check_window(one, panel, name, first, trained)
+
+
+@pytest.mark.parametrize("by", SPLITS)
+def test_scales_are_those_of_plain_loops(by, tmp_path):
+    """Mean and deviation of the training rows; for MASE, the seasonal difference before a split."""
+    panel = shops()
+    flags, split = SPLITS[by]
+    words = f"{COLUMNS} {FLAGS} --split-by {by} --split {flags}"
+    prepared(tmp_path, "forecast", text(all_rows(panel)), words)
+    borders = plain_borders(panel, by, shares(panel, split) if by == "time" else split)
+    opened = store(tmp_path)
+    scale = opened.arrays["scale"].rows()
+    season = opened.arrays["season"].rows()
+    numbers = ["price", "sales", "visits", "weather"]  # a text has no scale
+    places = [VALUES.index(name) for name in numbers]
+    trained = {}
+    for name, rows in panel.items():
+        trained[name] = [numbers_of(row, numbers) for row in rows[: borders[name][0]]]
+    together = np.array([row for rows in trained.values() for row in rows])
+    for place, (name, rows) in enumerate(panel.items()):
+        values = np.array(trained[name] or together)
+        expected = [values.mean(0), values.std(0)]
+        if len(values) == 1:
+            expected[1] = [1] * len(numbers)
+        np.testing.assert_allclose(scale[place][:, places], expected, rtol=1e-5)
+
+        train, validation, test = borders[name]
+        ends = [train, train or validation, validation or test]
+        for split_place, end in enumerate(ends):
+            values = [numbers_of(row, ["sales", "visits"]) for row in rows[:end]]
+            lag = SEASON if len(values) > SEASON else 1
+            changes = [np.abs(np.subtract(*pair)) for pair in zip(values, values[lag:])]
+            expected = np.mean(changes, 0) if changes else [math.nan, math.nan]
+            np.testing.assert_allclose(season[place][split_place], expected, rtol=1e-6)
+    np.testing.assert_allclose(np.array(opened.facts["mean"])[places], together.mean(0), rtol=1e-6)
+    np.testing.assert_allclose(np.array(opened.facts["std"])[places], together.std(0), rtol=1e-6)
+
+
+# ---- training, metrics and forecasts -------------------------------------------------------------
+
+SMALL = (
+    "train",
+    *("--model.width", "8", "--data.batch_size", "16", "--training.max_steps", "12"),
+    *("--schedule.warmup_steps", "2", "--monitor.every_steps", "1"),
+    *("--evaluation.every_steps", "12", "--model.embedding", "3"),
+)
+ALL = f"{COLUMNS} {FLAGS} --split-by end --split rest,6,6"
+
+
+def done(folder, *words):
+    return PANEL.done(*words, cwd=folder).out
+
+
+def forecasts(folder, *words, name="p.csv") -> dict[str, list]:
+    """The columns that `predict` writes."""
+    done(folder, "predict", *words, "--output", name)
+    return pyarrow.csv.read_csv(folder / name).to_pydict()
+
+
+def test_metrics_are_those_of_the_forecasts_that_are_written(tmp_path):
+    """Of each series, then their mean and median; a flat series has no MASE."""
+    panel = shops()
+    for row in panel["g"][:-6]:
+        row["visits"] = 30
+    prepared(tmp_path, "forecast", text(all_rows(panel)), f"{ALL} --stride 2")
+    done(tmp_path, *SMALL)
+    done(tmp_path, "evaluate")
+    found = evaluation_of(tmp_path)["metrics"]
+    assert found["flat_series"] == 1
+
+    table = forecasts(tmp_path, "--split", "test")
+    rows = [dict(zip(table, cells, strict=True)) for cells in zip(*table.values(), strict=True)]
+    by_row = {(row["shop"], row["date"].replace(tzinfo=None)): row for row in all_rows(panel)}
+    errors: dict[tuple, list] = {}
+    for place, row in enumerate(rows):
+        name, target = row["series"], row["target"]
+        days = [day for day in panel[name] if day["sales"] != ""]
+        now = days.index(by_row[name, row["time"]])
+        first = now - row["step"] + 1
+        assert row["step"] == place // 2 % HORIZON + 1
+        truth = days[now][target]
+        naive = days[first - SEASON + (row["step"] - 1) % SEASON][target]
+        before = [day[target] for day in days[: len(days) - 6]]
+        lag = SEASON if len(before) > SEASON else 1
+        scale = np.mean([abs(a - b) for a, b in zip(before, before[lag:], strict=False)])
+        value = (row["prediction"], naive, truth, scale)
+        errors.setdefault((name, target), []).append(value)
+
+    def of_series(measure) -> list[float]:
+        found = [np.mean([measure(*value) for value in values]) for values in errors.values()]
+        return [value for value in found if np.isfinite(value)]
+
+    def per_size(a, b):
+        return 200 * abs(a - b) / (abs(a) + abs(b))
+
+    def scaled(a, b, scale):
+        return abs(a - b) / scale if scale else math.nan
+
+    mase = of_series(lambda forecast, naive, truth, scale: scaled(forecast, truth, scale))
+    smape = of_series(lambda forecast, naive, truth, scale: per_size(forecast, truth))
+    values = [value for cells in errors.values() for value in cells]
+    expected = {
+        "mase": np.mean(mase),
+        "mase_median": np.median(mase),
+        "mase_naive": np.mean(of_series(lambda _, naive, truth, scale: scaled(naive, truth, scale))),
+        "smape": np.mean(smape),
+        "smape_median": np.median(smape),
+        "smape_naive": np.mean(of_series(lambda _, naive, truth, scale: per_size(naive, truth))),
+        "wape": sum(abs(f - t) for f, _, t, _ in values) / sum(abs(t) for *_, t, _ in values),
+        "mae_original": np.mean([abs(f - t) for f, _, t, _ in values]),
+    }
+    assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-6)
+
+
+# ---- what nothing may see ------------------------------------------------------------------------
+
+
+def noisy(panel, begins: dict[str, int], names=VALUES) -> dict[str, list[dict]]:
+    """The panel with other values, and texts, from some rows of its series on."""
+    numbers = random.Random(9)
+    changed = {}
+    for name, rows in panel.items():
+        changed[name] = []
+        for place, row in enumerate(rows):
+            other = dict(row)
+            if place >= begins.get(name, len(rows)):
+                for column in names:
+                    if column == "holiday":
+                        other[column] = numbers.choice(["", "fair", "strike"])
+                    elif row[column] != "":
+                        other[column] = round(numbers.uniform(50, 900), 2)
+            changed[name].append(other)
+    return changed
+
+
+@pytest.mark.parametrize("by", SPLITS)
+def test_noise_behind_the_training_rows_changes_no_fact_and_no_loss(by, tmp_path):
+    panel = shops()
+    flags, split = SPLITS[by]
+    words = f"{COLUMNS} {FLAGS} --split-by {by} --split {flags}"
+    borders = plain_borders(panel, by, shares(panel, split) if by == "time" else split)
+    begins = {name: ends[0] for name, ends in borders.items()}
+    outcomes = []
+    for name, table in (("as_it_is", panel), ("noisy", noisy(panel, begins))):
+        folder = tmp_path / name
+        prepared(folder, "forecast", text(all_rows(table)), words)
+        done(folder, *SMALL)
+        opened = store(folder)
+        scale = opened.arrays["scale"].rows().tolist()
+        first = opened.arrays["season"].rows()[:, 0][[begins[name] > 0 for name in panel]].tolist()
+        outcomes.append((opened.facts, scale, str(first), losses(folder)))
+    assert outcomes[0] == outcomes[1]
+    assert len(outcomes[0][-1]) == 12
+
+
+def by_window(table) -> dict[tuple, list[float]]:
+    """By series and the time of the first row that is forecast: numbers of all rows and targets."""
+    found: dict[tuple, list[float]] = {}
+    columns = [table[name] for name in table if name in ("prediction", "q0.1", "q0.5", "q0.9")]
+    for place, cells in enumerate(zip(table["series"], table["time"], *columns, strict=True)):
+        if place % (2 * HORIZON) == 0:
+            key = cells[:2]
+            found[key] = []
+        found[key] += cells[2:]
+    return found
+
+
+@pytest.mark.parametrize("scaling", ["window", "series"])
+def test_noise_where_a_forecast_must_not_look_changes_none(scaling, tmp_path):
+    """The targets and the past columns of the rows that are forecast, what was before its history,
+    and other series. What is known of these rows does count."""
+    panel = shops()
+    prepared(tmp_path, "forecast", text(all_rows(panel)), ALL)
+    flags = ("--model.scaling", scaling, "--model.quantiles", "0.1,0.5,0.9")
+    done(tmp_path, *SMALL, *flags)
+    row = 15
+    tables = {
+        "before": panel,
+        "past": noisy(panel, {"a": row}, ["sales", "visits", "weather"]),
+        "known": noisy(panel, {"a": row}, ["price"]),
+    }
+    found = {}
+    for name, table in tables.items():
+        for rows in table.values():  # what the table says of the rows to forecast
+            for late in rows[count_of(rows) :]:
+                late["weather"] = {"before": "", "past": 99, "known": ""}[name]
+        complete = {key: rows for key, rows in table.items() if key in "abcg"}
+        for key in "ag":
+            for step in range(HORIZON):
+                last = complete[key][-1]
+                ahead = {"sales": "", "visits": "", "weather": "", "date": last["date"] + DAY}
+                complete[key] = [*complete[key], {**last, **ahead}]
+        written(tmp_path, text(all_rows(complete)), "new.csv")
+        found[name] = by_window(forecasts(tmp_path, "--input", "new.csv", "--every"))
+    times = [day["date"].replace(tzinfo=None) for day in panel["a"]]
+    before = found["before"]
+    count = sum(len(windows) for windows in map(plain_firsts, [40, 30, 25, 33]))
+    assert len(before) == count
+    for key, values in before.items():
+        name, first = key
+        place = times.index(first) if name == "a" and first in times else 40
+        assert len(values) == 4 * 2 * HORIZON
+        if name != "a" or place <= row:
+            assert found["past"][key] == values
+        else:
+            assert found["past"][key] != values
+        if name != "a" or place <= row - HORIZON:
+            assert found["known"][key] == values
+        else:
+            assert found["known"][key] != values
+
+
+def plain_firsts(count: int) -> range:
+    return range(HISTORY, count + 1)
+
+
+def test_new_data_are_forecast_like_the_prepared_ones(tmp_path):
+    """In each kind of output; and series, texts and lengths that training has not seen."""
+    panel = shops()
+    for rows in panel.values():  # each series ends with rows to forecast
+        for step in range(HORIZON * (count_of(rows) == len(rows))):
+            empty = {"sales": "", "visits": "", "weather": ""}
+            rows.append({**rows[-1], **empty, "date": rows[-1]["date"] + DAY})
+    panel["f"] = panel["f"][:8]
+    for row in panel["f"][5:]:
+        row.update({"sales": "", "visits": "", "weather": ""})
+    content = text(all_rows(panel))
+    prepared(tmp_path, "forecast", content, f"{ALL} --split rest,6,6")
+    done(tmp_path, *SMALL)
+    of_store = forecasts(tmp_path)
+    of_file = forecasts(tmp_path, "--input", "table.csv")
+    assert of_store == of_file
+    assert sorted(set(of_store["series"])) == ["a", "b", "c", "f", "g"]
+    forecasts(tmp_path, name="p.csv")
+    done(tmp_path, "predict", "--output", "p.parquet")
+    columns = pyarrow.parquet.read_table(tmp_path / "p.parquet").to_pydict()
+    assert columns.pop("prediction") == pytest.approx(of_store["prediction"], rel=1e-6)
+    assert columns.items() < of_store.items()
+    arrays = PANEL.predicted(tmp_path)
+    assert arrays["prediction"].ravel().tolist() == pytest.approx(of_store["prediction"])
+    assert arrays["ahead"].astype("M8[us]").ravel().tolist() == of_store["time"][::2]
+
+    new = {"h": [dict(row, shop="h", town="Wien") for row in panel["a"]], "a": panel["a"]}
+    new["h"][3]["holiday"] = "strike"
+    written(tmp_path, text(all_rows(new)), "new.csv")
+    table = forecasts(tmp_path, "--input", "new.csv")
+    assert table["series"] == ["a"] * 6 + ["h"] * 6
+    assert table["prediction"][:6] == pytest.approx(of_store["prediction"][:6], rel=1e-6)
+    assert np.isfinite(table["prediction"]).all()
