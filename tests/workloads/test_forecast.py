@@ -11,7 +11,7 @@ import pyarrow.parquet
 import pytest
 from made_up import contents, lines, prepared, written
 from made_up import store as opened_store
-from running import evaluation_of, losses, one_error
+from running import evaluation_of, evaluations, losses, one_error, weights
 from workload import Workload
 
 PANEL = Workload("forecast")
@@ -67,6 +67,15 @@ def shops() -> dict[str, list[dict]]:
             }
             panel[name].append(always | past)
     return panel
+
+
+def ahead_of(last: dict) -> list[dict]:
+    """The rows to forecast after the last one of a series."""
+    rows = []
+    for step in range(HORIZON):
+        unknown = {"sales": "", "visits": "", "weather": ""}
+        rows.append({**last, **unknown, "date": last["date"] + (step + 1) * DAY})
+    return rows
 
 
 def all_rows(panel) -> list[dict]:
@@ -256,7 +265,8 @@ def test_scales_are_those_of_plain_loops(by, tmp_path):
         for split_place, end in enumerate(ends):
             values = [numbers_of(row, ["sales", "visits"]) for row in rows[:end]]
             lag = SEASON if len(values) > SEASON else 1
-            changes = [np.abs(np.subtract(*pair)) for pair in zip(values, values[lag:])]
+            pairs = zip(values, values[lag:], strict=False)
+            changes = [np.abs(np.subtract(*pair)) for pair in pairs]
             expected = np.mean(changes, 0) if changes else [math.nan, math.nan]
             np.testing.assert_allclose(season[place][split_place], expected, rtol=1e-6)
     np.testing.assert_allclose(np.array(opened.facts["mean"])[places], together.mean(0), rtol=1e-6)
@@ -329,7 +339,9 @@ def test_metrics_are_those_of_the_forecasts_that_are_written(tmp_path):
     expected = {
         "mase": np.mean(mase),
         "mase_median": np.median(mase),
-        "mase_naive": np.mean(of_series(lambda _, naive, truth, scale: scaled(naive, truth, scale))),
+        "mase_naive": np.mean(
+            of_series(lambda _, naive, truth, scale: scaled(naive, truth, scale))
+        ),
         "smape": np.mean(smape),
         "smape_median": np.median(smape),
         "smape_naive": np.mean(of_series(lambda _, naive, truth, scale: per_size(naive, truth))),
@@ -413,10 +425,7 @@ def test_noise_where_a_forecast_must_not_look_changes_none(scaling, tmp_path):
                 late["weather"] = {"before": "", "past": 99, "known": ""}[name]
         complete = {key: rows for key, rows in table.items() if key in "abcg"}
         for key in "ag":
-            for step in range(HORIZON):
-                last = complete[key][-1]
-                ahead = {"sales": "", "visits": "", "weather": "", "date": last["date"] + DAY}
-                complete[key] = [*complete[key], {**last, **ahead}]
+            complete[key] = [*complete[key], *ahead_of(complete[key][-1])]
         written(tmp_path, text(all_rows(complete)), "new.csv")
         found[name] = by_window(forecasts(tmp_path, "--input", "new.csv", "--every"))
     times = [day["date"].replace(tzinfo=None) for day in panel["a"]]
@@ -444,10 +453,9 @@ def plain_firsts(count: int) -> range:
 def test_new_data_are_forecast_like_the_prepared_ones(tmp_path):
     """In each kind of output; and series, texts and lengths that training has not seen."""
     panel = shops()
-    for rows in panel.values():  # each series ends with rows to forecast
-        for step in range(HORIZON * (count_of(rows) == len(rows))):
-            empty = {"sales": "", "visits": "", "weather": ""}
-            rows.append({**rows[-1], **empty, "date": rows[-1]["date"] + DAY})
+    for rows in panel.values():
+        if count_of(rows) == len(rows):
+            rows += ahead_of(rows[-1])
     panel["f"] = panel["f"][:8]
     for row in panel["f"][5:]:
         row.update({"sales": "", "visits": "", "weather": ""})
@@ -474,3 +482,131 @@ def test_new_data_are_forecast_like_the_prepared_ones(tmp_path):
     assert table["series"] == ["a"] * 6 + ["h"] * 6
     assert table["prediction"][:6] == pytest.approx(of_store["prediction"][:6], rel=1e-6)
     assert np.isfinite(table["prediction"]).all()
+
+
+# ---- the loop ------------------------------------------------------------------------------------
+
+
+def test_a_run_that_was_ended_goes_on_bit_for_bit(tmp_path):
+    """With forgotten series and texts, and with quantiles that evaluations widen."""
+    flags = (*SMALL, "--model.quantiles", "0.2,0.5,0.9", "--evaluation.every_steps", "5")
+    for folder in (tmp_path / "whole", tmp_path / "parts"):
+        prepared(folder, "forecast", text(all_rows(shops())), ALL)
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    done(whole, *flags)
+    done(parts, *flags, "--max-steps", "7")
+    done(parts, "train", "--resume")
+    assert losses(parts) == losses(whole)
+    assert evaluations(parts) == evaluations(whole)
+    assert weights(parts) == weights(whole)
+    assert "quantiles.widths" in weights(whole)
+
+
+@pytest.mark.parametrize("order", ["full", "block", "time"])
+def test_loaders_give_equal_batches(order, tmp_path):
+    prepared(tmp_path, "forecast", text(all_rows(shops())), ALL)
+    folder = store(tmp_path)
+    flags = ("--data.order", order, "--data.batch_size", "16", "--data.shuffle_block", "64")
+    for split in ("train", "test", "future"):
+        outcomes = []
+        for loader in ("memmap", "dataloader", "chunk"):
+            batches = PANEL.batches(folder, split, *flags, train=split == "train", loader=loader)
+            for batch in batches:
+                for name, values in batch.items():
+                    batch[name] = (values.shape, values.numpy().tobytes())
+            outcomes.append(batches)
+        assert outcomes[0] == outcomes[1] == outcomes[2]
+        assert len(outcomes[0]) >= 1
+
+
+def test_a_block_has_windows_of_many_series(tmp_path):
+    """So has each batch, and an epoch has each window once."""
+    rows = []
+    for name in range(40):
+        for row in range(120):
+            rows.append(
+                {"date": START + row * DAY, "shop": f"{name:02}", "sales": row + 1000 * name}
+            )
+    words = f"--series shop {FLAGS} --split-by end --split rest,10,10"
+    prepared(tmp_path, "forecast", text(rows), words)
+    flags = ("--data.order", "block", "--data.batch_size", "64", "--data.shuffle_block", "512")
+    batches = PANEL.batches(store(tmp_path), "train", *flags, train=True)
+    seen = []
+    for batch in batches:
+        sales = batch["rows"][batch["present"], 0, 0]
+        seen += sales.tolist()
+        assert len(set((sales // 1000).tolist())) >= 8 or len(sales) < 64
+    assert len(seen) == len(set(seen)) == 40 * (100 - HISTORY - HORIZON + 1)
+
+
+# name: settings, the error
+BAD = {
+    "unordered": ("0.9,0.5,0.1", "'0.9,0.5,0.1' has no quantiles: model.quantiles: give ascending"),
+    "twice": ("0.1,0.5,0.5", "has no quantiles"),
+    "outside": ("0,0.5,1", "has no quantiles"),
+    "percent": ("10,50,90", "between 0 and 1"),
+    "without a median": ("0.1,0.9", "with 0.5"),
+    "a word": ("median", "'median' has no quantiles"),
+    "semicolons": ("0.1;0.5;0.9", "such as 0.1,0.5,0.9"),
+}
+
+
+def test_wrong_quantiles_are_one_line(tmp_path):
+    layers = PANEL.module("layers")
+    for quantiles, says in BAD.values():
+        with pytest.raises(PANEL.module("engine.errors").UserError, match=says):
+            layers.read_levels(quantiles)
+    prepared(tmp_path, "forecast", text(all_rows(shops())), ALL)
+    one_error(PANEL.run(*SMALL, "--model.quantiles", "0.1,0.9", cwd=tmp_path), "with 0.5")
+    assert not [*(tmp_path / "runs").glob("*/metrics.jsonl")]
+
+
+def test_wrong_series_to_forecast_are_one_line(tmp_path):
+    panel = shops()
+    prepared(tmp_path, "forecast", text(all_rows(panel)), ALL)
+    done(tmp_path, *SMALL)
+    lacking = "no value of 'price' in a row to forecast: series 'a', 2024-03-31T06:00:00: add rows"
+    one_error(PANEL.run("predict", cwd=tmp_path), lacking)
+
+    some = [dict(row) for row in panel["b"]]
+    last = some.pop()
+    cases = {
+        "no series": ([*some, {**last, "shop": ""}], "an empty cell: .*column 'shop'"),
+        "a lack of rows": (some, "'price' .*: series 'b', 2024-03-26T06:00:00: add rows"),
+        "a lack of a value": (
+            [*some, {**last, "price": ""}],
+            "an empty cell: .*2024-03-26T06:00:00, column 'price'",
+        ),
+        "another spelling": ([*some, {**last, "shop": "B"}], "'B' and 'b' seem"),
+        "another size": ([*some, {**last, "size": 3}], "a static column changes"),
+        "a row twice": ([*some, last, last], "two rows have one time"),
+        "a text": ([*some, {**last, "price": "low"}], "'low' is not a finite number: .*'price'"),
+        "no targets": (panel["e"], "no row has a target"),
+    }
+    for name in ("shop", "price", "sales", "size"):
+        less = [{key: cell for key, cell in row.items() if key != name} for row in panel["b"]]
+        cases[f"no column {name}"] = (less, f"no column '{name}'")
+
+    def forecast(path, folder):
+        PANEL.module("dataset").write_new(path, {}, store(tmp_path), folder)
+        samples = PANEL.module("dataset").Samples(PANEL.store(folder), None, "future")
+        PANEL.module("commands.predict").check_future(samples)
+
+    for name, (table, says) in cases.items():
+        path = tmp_path / written(tmp_path, text(table), "new.csv")
+        with pytest.raises(PANEL.module("engine.errors").UserError, match=says):
+            forecast(path, tmp_path / name)
+
+
+def test_a_short_series_is_named_and_the_others_are_forecast(tmp_path):
+    panel = shops()
+    prepared(tmp_path, "forecast", text(all_rows(panel)), ALL)
+    done(tmp_path, *SMALL)
+    out = prepared(tmp_path / "again", "forecast", text(all_rows(panel)), ALL).out
+    assert "note: series too short for any window: 2 (d, e)" in out
+    rows = [*panel["b"], *panel["e"], *panel["d"], *ahead_of(panel["d"][-1]), *panel["c"]]
+    written(tmp_path, text(rows), "new.csv")
+    out = done(tmp_path, "predict", "--input", "new.csv", "--output", "n.csv")
+    assert "note: series with fewer than 5 rows, without a forecast: 2 (d, e)" in out
+    table = pyarrow.csv.read_csv(tmp_path / "n.csv").to_pydict()
+    assert table["series"] == ["b"] * 6 + ["c"] * 6
