@@ -132,6 +132,9 @@ class Dataset(Protocol):
         A metric `baseline_loss` takes the place of the function below.
         """
 
+    def details(self, store: Any, split: str, sums: Batch) -> list[str]:
+        """Return lines that `evaluate` prints below the metrics, from the same sums."""
+
     def baseline_loss(self, store: Any, split: str) -> float:
         """Return the loss of a split without a model; training must reach a lower one."""
 

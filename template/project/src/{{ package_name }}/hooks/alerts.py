@@ -34,7 +34,7 @@ TIME_LIMITS = {
 LEAST_SECONDS = 10.0  # the times are judged after so much time
 DIVERGENCE_FACTOR = 3.0  # a loss above so many times the best loss is an alert
 LEARNING_STEPS = 20  # every model is bad in its first steps
-LEARNING_FRACTION = 0.1  # of the steps: after them, a model must beat the baseline
+LEARNING_FRACTION = 0.5  # of the steps: after them, a model must beat the baseline
 OVERFLOWS = 20  # skipped steps in a row: so many are an alert
 # So many are an error: each one halves the loss scale (torch.amp.GradScaler), and the range of fp16
 # is 40 powers of two, from 2**-24 to 2**16. A finite gradient fits, or is 0, after 40 halvings.

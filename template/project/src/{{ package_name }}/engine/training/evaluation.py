@@ -19,6 +19,7 @@ def evaluate(
     split: str,
     stop: Callable[[], bool] = bool,
     calibrate: bool = False,
+    sums: Batch | None = None,
 ) -> dict[str, float] | None:
     """Return metrics by name: each is a sum divided by its own count, and `loss` is per target.
 
@@ -26,7 +27,7 @@ def evaluate(
     Return None if `stop()` becomes true. The host waits at the end only. No random number is drawn,
     so an evaluation does not change the training.
 
-    calibrate: let the model set what it calibrates, if it has something.
+    calibrate: let the model set what it calibrates, if it has something. sums: gets those by group.
     """
     totals: dict[str, Tensor] = {}  # by metric: sum and count, (2,)
     by_group: Batch = {}
@@ -51,7 +52,7 @@ def evaluate(
         model.train(was_training)
 
     metrics = means(project, totals)
-    sums = {}
+    sums = {} if sums is None else sums
     for name, values in by_group.items():
         sums[name] = project.distributed.sum_over_ranks(values).cpu()
     if calibrate and hasattr(project.model, "calibrate"):
