@@ -38,7 +38,8 @@ def projects() -> list[dict[str, Any]]:
     answers: list[dict[str, Any]] = []
     for loader, framework in itertools.product(choices("loader"), choices("framework")):
         answers.append({"workload": "tabular", "loader": loader, "framework": framework})
-    loaders = {"windows": "chunk", "timeseries": "memmap", "llm": "memmap"}
+    loaders = {"windows": "chunk", "timeseries": "memmap"}
+    loaders |= {"forecast": "memmap", "llm": "memmap"}
     for workload in choices("workload"):
         if workload == "tabular":
             continue

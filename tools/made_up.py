@@ -15,6 +15,7 @@ ROWS = 200
 WORDS = {
     "tabular": "--target price --task regression",
     "timeseries": "--history 24 --horizon 6",
+    "forecast": "--history 24 --horizon 6",
 }
 
 

@@ -24,6 +24,10 @@ TINY = {
         *("--model.width", "16"),
         *("--optimizer.learning_rate", "0.01", "--schedule.warmup_steps", "10"),
     ),
+    "forecast": (
+        *("--model.width", "16", "--model.depth", "1", "--data.batch_size", "64"),
+        *("--optimizer.learning_rate", "0.01", "--schedule.warmup_steps", "10"),
+    ),
     "windows": (
         *("--model.width", "16"),
         *("--optimizer.learning_rate", "0.01", "--schedule.warmup_steps", "10"),

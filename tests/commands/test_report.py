@@ -127,8 +127,10 @@ def test_the_metric_that_decides_names_the_best_evaluation(undrawn, tmp_path):
     """The last one that was marked: another metric may have decided before."""
     rows = [*steps(300), *by_metric("r2", 0.4, 0.9, 0.7, best=(0, 1))]
     rows[-1]["best_by"] = "r2"
-    page = page_of(make_run(tmp_path / "resumed", rows))
-    assert "- best: validation r2 0.7 at step 300\n" in page
+    run = make_run(tmp_path / "resumed", rows)
+    write_lines(run / "events.jsonl", [{"step": 100, "event": "baseline_loss", "loss": 1.25}])
+    page = page_of(run)
+    assert "- best: validation r2 0.7 at step 300 (loss baseline 1.25)\n" in page
     assert "- metrics: loss 0.3, mae 0.15 (of the best step)\n" in page
     rows = [*steps(100), *by_metric("r2", None, best=())]
     assert "- best: no finite evaluation yet" in page_of(make_run(tmp_path / "nan", rows))

@@ -10,6 +10,7 @@ pytestmark = [
 ]
 SMALL = {  # learns in 60 steps, with products that tensor cores take
     "timeseries": ("--model.width", "64", "--optimizer.learning_rate", "0.01"),
+    "forecast": ("--model.width", "64", "--optimizer.learning_rate", "0.01"),
     "windows": ("--model.width", "64", "--optimizer.learning_rate", "0.01"),
     "llm": (
         *("--data.sample_mb", "1", "--data.block_size", "128", "--data.batch_size", "16"),
@@ -22,7 +23,8 @@ SMALL = {  # learns in 60 steps, with products that tensor cores take
         *("--optimizer.learning_rate", "3e-3"),
     ),
 }
-LOADERS = {"windows": "chunk", "timeseries": "memmap", "llm": "memmap"}
+LOADERS = {"windows": "chunk", "timeseries": "memmap"}
+LOADERS |= {"forecast": "memmap", "llm": "memmap"}
 EAGER = ("--compile.enabled", "false")
 SWITCHES = {
     "plain": EAGER,

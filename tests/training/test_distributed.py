@@ -47,7 +47,8 @@ CELLS = [
 ]
 STEPS = 24
 # Samples of a step: two ranks take half each. Each rank would draw its own dropout: there is none.
-BATCH = {"tabular": 64, "llm": 8, "graph": 4, "timeseries": 32, "seq2seq": 8, "windows": 32}
+BATCH = {"tabular": 64, "llm": 8, "graph": 4, "seq2seq": 8}
+BATCH |= dict.fromkeys(("timeseries", "forecast", "windows"), 32)
 LENGTH = split(
     "--training.precision fp32 --training.max_steps 24 --schedule.warmup_steps 4"
     " --evaluation.batch_size 16 --evaluation.every_steps 12 --checkpoint.every_steps 8"

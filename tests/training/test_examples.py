@@ -25,6 +25,7 @@ SHOWN = {  # by workload: what it draws, and a metric that no sum over samples g
     "timeseries": ({"forecasts.png"}, "r2"),
     "windows": ({"forecasts.png"}, "r2"),
     "graph": ({"forecasts.png"}, "r2"),
+    "forecast": ({"forecasts.png"}, "smape"),
     "llm": ({"texts.md"}, "perplexity"),
     "seq2seq": ({"pairs.md"}, "token_accuracy"),
 }

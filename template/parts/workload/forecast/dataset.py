@@ -65,6 +65,10 @@ class Samples(interfaces.Samples):
     def orders(self) -> dict[str, Any]:
         return {"auto": Interleaved, "block": Interleaved}
 
+    @property
+    def known_ahead(self) -> dict[str, list[int]]:
+        return {"rows": self.store.facts["known"]}
+
     def __len__(self) -> int:
         return int(self._ends[-1])
 

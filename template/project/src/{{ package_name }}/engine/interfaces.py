@@ -99,6 +99,11 @@ class Samples:
         """Your own values of `data.order`: for each a subclass of `Order`, or what makes one."""
         return {}
 
+    @property
+    def known_ahead(self) -> dict[str, list[int]]:
+        """Columns by array whose future a forecast may see, such as holidays; no leak to `check`."""
+        return {}
+
     def __len__(self) -> int:
         """Return the number of samples of the split."""
         raise missing("__len__", "Samples")

@@ -288,7 +288,11 @@ class Swap:
             shape = [1] * values.dim()
             shape[0] = len(mask)
             shape[sample_axes] = -1
-            return rows._replace(values=torch.where(mask.view(shape), values[-1:], values))
+            swapped = torch.where(mask.view(shape), values[-1:], values)
+            # What is known ahead stays: a prediction may depend on it.
+            known = self.bench.samples["train"].known_ahead.get(name, [])
+            swapped[..., known] = values[..., known]
+            return rows._replace(values=swapped)
 
         return self.bench.read([self.number] * len(others) + [self.donor], change=change)
 

@@ -125,7 +125,8 @@ def summary(record: Record) -> list[tuple[str, str]]:
         value = show(record.best.get(metric))
         best = f"validation {metric} {value} at step {record.best['step']:,}"
     if record.baseline is not None:
-        best += f" (baseline {show(record.baseline)})"
+        of_loss = "" if metric == "loss" else "loss "
+        best += f" ({of_loss}baseline {show(record.baseline)})"
     lines = [("state", state), ("best", best)]
     of_best = []
     for name, value in record.best.items():
