@@ -44,7 +44,9 @@ def failing(folder, fails, **answers):
 
 
 @pytest.mark.parametrize("loader", ["dataloader", "memmap", "chunk"])
-@pytest.mark.parametrize("workload", ["tabular", "timeseries", "forecast", "llm", "graph", "windows"])
+@pytest.mark.parametrize(
+    "workload", ["tabular", "timeseries", "forecast", "llm", "graph", "windows"]
+)
 @pytest.mark.cover(1)
 def test_a_model_that_fails_for_most_samples_blames_none_of_them(workload, loader, tmp_path):
     project = failing(tmp_path, 'batch["index"] % 8 != 0', workload=workload, loader=loader)

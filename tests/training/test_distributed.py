@@ -84,7 +84,7 @@ def trained(folder, key="loss"):
 
 def measured(folder):
     """The metrics of each evaluation."""
-    others = ("split", "time", "seconds", "samples_per_second")
+    others = ("split", "best_by", "time", "seconds", "samples_per_second")
     evaluated = [row for row in rows(folder) if "split" in row]
     return [{name: row[name] for name in row if name not in others} for row in evaluated]
 
