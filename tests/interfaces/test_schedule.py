@@ -19,10 +19,12 @@ def optimizer():
     return torch.optim.SGD([torch.zeros(1)], lr=PEAK)
 
 
-def rates(name, total, warmup=0, final=0.1, steps=None):
+def rates(name, total, warmup=0, final=0.1, steps=None, decay="auto"):
     """The rates of the first steps of a run, by default of all."""
     settings = SimpleNamespace(
-        schedule=SimpleNamespace(name=name, warmup_steps=warmup, final_factor=final),
+        schedule=SimpleNamespace(
+            name=name, warmup_steps=warmup, final_factor=final, decay_steps=decay
+        ),
         optimizer=SimpleNamespace(learning_rate=PEAK),
     )
     learning_rate = imported(render(), "optimizer").learning_rate
@@ -63,8 +65,28 @@ def test_warmup_then_decay_are_those_of_torch(name, warmup, final):
     assert actual == pytest.approx(expected, abs=1e-12)
 
 
+@pytest.mark.parametrize("final", [0.0, 0.1])
+def test_wsd_stays_at_the_peak_and_then_falls_with_a_square_root(final):
+    actual = rates("wsd", 100, 10, final, steps=101)
+    fall = [PEAK * (1 - (1 - final) * (step / 20) ** 0.5) for step in range(21)]
+    assert actual[:10] == pytest.approx([PEAK * (step + 1) / 10 for step in range(10)])
+    assert actual[10:80] == [PEAK] * 70
+    assert actual[80:] == pytest.approx(fall)
+    assert actual[-1] == pytest.approx(final * PEAK)
+
+
+@pytest.mark.parametrize(("warmup", "longer"), [("auto", 20), (3, 3)])
+def test_wsd_before_its_decay_is_constant_and_of_no_length(warmup, longer):
+    """So a run with either may become longer; `auto` is as many steps only if they are given."""
+    common = rates("constant", 400, longer, steps=160)
+    assert rates("wsd", 200, warmup, steps=160) == common
+    assert rates("wsd", 190, longer, decay=30, steps=160) == common
+    assert rates("wsd", 400, longer, steps=320) == rates("constant", 320, longer)
+    assert rates("wsd", 400, longer, decay=0) == rates("constant", 400, longer)
+
+
 @given(
-    name=some.sampled_from(["onecycle", "cosine", "linear", "constant"]),
+    name=some.sampled_from(["onecycle", "cosine", "linear", "wsd", "constant"]),
     total=some.integers(1, 300),
     warmup=some.integers(0, 400),
     final=some.floats(0, 1),

@@ -181,14 +181,20 @@ class Schedule(Section):
         "cosine",
         "onecycle",
         "linear",
+        "wsd",
         "constant",
     ] = "cosine"
     """Shape after the warm-up: cosine, linear or constant. onecycle: rise to the peak, then fall to
-    almost 0."""
+    almost 0. wsd: stay at the peak, then decay. A resume can make runs with wsd and constant
+    longer."""
 
     warmup_steps: Natural | Auto = "auto"
     """Optimizer steps from 0 to the peak learning rate. More steps are safer for high rates. auto:
     100 steps, or a tenth of the run if that is shorter; 30 % of the run for onecycle."""
+
+    decay_steps: Natural | Auto = "auto"
+    """Optimizer steps of the decay at the end of a run with wsd. auto: a fifth of the run; 10 to
+    20 % reach the loss of cosine (arXiv 2405.18392). No effect with other schedules."""
 
     final_factor: Factor = 0.1
     """Final learning rate as a fraction of the peak. No effect with constant and onecycle."""
