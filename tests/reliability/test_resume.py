@@ -292,6 +292,59 @@ def test_another_metric_decides_from_a_resume_on(place):
     assert [(event["step"], event["metric"]) for event in changes] == [(20, "accuracy")]
 
 
+@pytest.mark.parametrize(
+    ("first", "then", "kept"),
+    [
+        ("constant", "constant", "step-00000035 step-00000040-best-stable"),
+        ("constant", "wsd", "step-00000035 step-00000040-best-stable"),
+        ("wsd", "wsd", "step-00000032-stable step-00000035 step-00000040-best"),
+    ],
+)
+def test_a_run_that_becomes_longer_equals_one_that_was_so_from_the_start(
+    first, then, kept, place, tmp_path
+):
+    """After a decay, it goes back to the checkpoint before it, and keeps what it was."""
+    whole = tmp_path / "whole"
+    (whole / "data").parent.mkdir()
+    (whole / "data").symlink_to(place / "data")
+    longer = ("--schedule.name", then, "--training.max_steps", "60")
+    assert train(whole, *longer).code == 0
+    assert train(place, "--schedule.name", first, "--training.max_steps", "40").code == 0
+    assert " ".join(path.name[:-20] for path in checkpoints(place)) == kept
+    shorter = (losses(place), evaluations(place), weights(place))
+
+    result = train(place, "--resume", *longer)
+    assert result.code == 0, result.err
+    assert "of 60" in result.out
+    assert_same(place, whole)
+    assert losses(place)[:32] == shorter[0][:32]
+    decayed = newest_run(place) / "decayed-40"
+    assert decayed.is_dir() == (first == "wsd")
+    if first == "wsd":
+        assert "note: from step 32 on, the run repeats its decay; runs/" in result.err
+        name = f"{decayed.parent.name}/{decayed.name}"
+        check_run(render(workload="tabular"), "evaluate", name, cwd=place)
+        assert json.loads((decayed / "evaluation.json").read_text())["step"] == 40
+        moved = tmp_path / "moved"
+        (moved / "runs").mkdir(parents=True)
+        decayed.rename(moved / "runs/decayed")
+        assert (losses(moved), evaluations(moved), weights(moved)) == shorter
+
+
+def test_a_run_keeps_its_length_where_its_learning_rates_would_be_others(place):
+    """One line says what would let it change; nothing is lost."""
+    assert train(place, "--schedule.name", "wsd", "--training.max_steps", "40").code == 0
+    before = sorted(path.name for path in newest_run(place).rglob("*"))
+    for words, line in {
+        ("--schedule.warmup_steps", "auto"): "warmup_steps 20 in .*warmup_steps 6 now",
+        ("--schedule.decay_steps", "30"): "is wsd over 60 steps now: .*; a longer run needs",
+        ("--schedule.name", "cosine"): "is cosine over 60 steps now: .*needs constant or wsd",
+    }.items():
+        refused = train(place, "--resume", "--training.max_steps", "60", *words)
+        one_error(refused, line)
+    assert sorted(path.name for path in newest_run(place).rglob("*")) == before
+
+
 def test_a_run_resumes_when_extras_tracker_and_loader_are_others(tmp_path):
     """A note names the sections that are gone, and every loss is the same."""
     extras = set(choices("extras")) - {"frames"}  # which reads another dataset

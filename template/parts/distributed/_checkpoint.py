@@ -1,4 +1,4 @@
-"""Checkpoints: `step-<number>[-best]-<hash>.pt`, one file with all that a run resumes from.
+"""Checkpoints: `step-<number>[-best][-stable]-<hash>.pt`, each with all that a run resumes from.
 
 A checkpoint is complete or absent. It is hashed while it is written, and it gets its name when it
 is on the disk. A flipped bit would load silently (197 of 200 in a trial), so nothing is used before
@@ -34,6 +34,7 @@ State = dict[str, Any]
 
 FORMAT = 5
 SHOWN = 150  # characters of an error that names weights
+SCHEDULE = "schedule"  # in `must_match`
 
 
 class NotWritten(UserError):
@@ -51,9 +52,15 @@ class Checkpoint:
 
     keep: how many of the newest stay, in addition to the best one. must_match: plain values which
     must be the same on resume, such as the data and the schedule.
+
+    Up to the step `stable_until`, the schedule is as `stable` says, whatever the length of the run.
+    That checkpoint is marked and stays, because a run that becomes longer resumes from it.
     """
 
-    NAME = re.compile(r"step-\d{8}(-best)?-[0-9a-f]{16}(\.pt)?")  # a folder if it has shards
+    # a folder if it has shards
+    NAME = re.compile(r"step-\d{8}(-best)?(-stable)?-[0-9a-f]{16}(\.pt)?")
+    stable = ""
+    stable_until = 0
 
     def __init__(
         self,
@@ -79,9 +86,11 @@ class Checkpoint:
         it is on the disk; one file is written at once in any case. Raises `NotWritten` and leaves
         nothing half-written.
         """
-        state: State = {"format": FORMAT, "step": step, "must_match": self.must_match}
+        state: State = {"format": FORMAT, "step": step, "must_match": self.must_match_at(step)}
         state |= {name: part.state_dict() for name, part in self.parts.items()}
         start = step_name(step) + ("-best" if is_best else "")
+        if step == self.stable_until:
+            start += "-stable"
         self.distributed.on_all_ranks(lambda: self._write(state, start))
 
     def _write(self, state: State, start: str) -> None:
@@ -113,6 +122,7 @@ class Checkpoint:
         step = name[: len(step_name(0))]
         newest_first = [newest, *(path for path in paths if not path.name.startswith(step))]
         kept = newest_first[: self.keep] + list(filter(is_marked_best, newest_first))[:1]
+        kept += [path for path in newest_first if "-stable-" in path.name][:1]
         # The new one is on the disk by now, so a crash leaves too many checkpoints, never too few.
         for path in paths:
             if path not in kept:
@@ -131,29 +141,63 @@ class Checkpoint:
         """Restore all parts from the newest intact checkpoint; return whether there is one.
 
         Newer ones, which are damaged, get another name: they no longer count as the newest. So only
-        the process that has locked the run may call this. Raises `UserError` if one of `must_match`
-        differs, or if all checkpoints are damaged.
+        the process that has locked the run may call this. If the run has become longer since its
+        learning rate decayed, it goes back to the stable one. Raises `UserError` if one of
+        `must_match` differs, or if all checkpoints are damaged.
         """
         try:
-            saved = self.find("last")
+            newest = self.find("last")
         except NoCheckpoint:
             return False
-        with self.using(saved["path"]):
-            for name, value in self.must_match.items():
-                saved_value = saved["must_match"].get(name)
-                if saved_value != value:
-                    what = f"{name} was {saved_value} in the checkpoint and is {value} now"
-                    remedy = f"restore its settings, or go back to {version_of(self.folder.parent)}"
-                    raise UserError(what, str(saved["path"]), remedy)
+        saved = newest
+        if self.difference(newest):
+            with suppress(NoCheckpoint):
+                saved = self.find("stable")
+        what = self.difference(saved)
+        if what:
+            remedy = f"restore its settings, or go back to {version_of(self.folder.parent)}"
+            if what.startswith(SCHEDULE):
+                remedy += "; a longer run needs constant or wsd, and the same warm-up"
+            raise UserError(what, str(saved["path"]), remedy)
         if self.distributed.is_main:
-            for path in self.candidates("last"):
-                if path.name > saved["path"].name:
+            newer = [path for path in self.candidates("last") if path.name > saved["path"].name]
+            if saved is not newest:
+                self.keep_as_run(newest["step"], saved["step"])
+            for path in newer:
+                if saved is newest:
                     path.rename(path.with_suffix(".damaged"))
+                else:
+                    self.remove(path)
         self.restore(saved, self.parts)
         return True
 
+    def must_match_at(self, step: int) -> dict[str, Any]:
+        """Return what must be the same on a resume from a step."""
+        if step > self.stable_until:
+            return self.must_match
+        return {**self.must_match, SCHEDULE: self.stable}
+
+    def difference(self, saved: State) -> str:
+        """Say what must be the same and is not; nothing if all is."""
+        with self.using(saved["path"]):
+            for name, value in self.must_match_at(saved["step"]).items():
+                saved_value = saved["must_match"].get(name)
+                # A project of an earlier version saved the whole schedule with each step.
+                if saved_value not in (value, self.must_match[name]):
+                    return f"{name} was {saved_value} in the checkpoint and is {value} now"
+        return ""
+
+    def keep_as_run(self, decayed: int, stable: int) -> None:
+        """Copy the run into its own folder as it is, before it goes back to the step `stable`."""
+        run = self.folder.parent
+        copy = run / f"decayed-{decayed}"
+        # Without the lock: the system releases it when a copy is closed.
+        ignored = shutil.ignore_patterns("decayed-*", ".*")
+        shutil.copytree(run, copy, ignore=ignored, dirs_exist_ok=True)
+        note(f"from step {stable} on, the run repeats its decay; {copy} is the run as it was")
+
     def find(self, which: str) -> State:
-        """Return the `last` intact checkpoint, the `best` one or the one of that name.
+        """Return the `last` intact checkpoint, the `best`, the `stable` or the one of that name.
 
         The newest one is used if no best one is intact. Its tensors are in the file until they are
         copied; `path` is where it is. Rank 0 compares hashes for all ranks. Raises `UserError` if
@@ -196,7 +240,7 @@ class Checkpoint:
         if which == "best":
             paths.sort(key=is_marked_best, reverse=True)
         elif which != "last":
-            paths = [path for path in paths if path.name == which]
+            paths = [path for path in paths if which in path.name]
         return paths
 
     def is_intact(self, path: Path) -> bool:

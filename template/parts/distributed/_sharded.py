@@ -1,9 +1,9 @@
 """Checkpoints of several ranks, which may hold a model that fits none of them.
 
-Such a checkpoint is a folder `step-<number>[-best]-<hash>`. Each rank writes its rows of weights
-and optimizer state into files of its own, `state.pt` has all else, and the hash is that of all
-files. They are written while training continues. Any number of ranks can read it. One process saves
-one file, as in `whole_checkpoint.py`, which several can read.
+Such a checkpoint is a folder `step-<number>[-best][-stable]-<hash>`. Each rank writes its rows of
+weights and optimizer state into files of its own, `state.pt` has all else, and the hash is that of
+all files. They are written while training continues. Any number of ranks can read it. One process
+saves one file, as in `whole_checkpoint.py`, which several can read.
 """
 
 from __future__ import annotations

@@ -79,8 +79,7 @@ def learning_rate(step: int, num_steps: int, all_settings: EngineSettings) -> fl
         return peak * cosine(1.0, ONECYCLE_END, (step - warmup + 1) / max(num_steps - warmup, 1))
     if step < warmup:
         return peak * ((step + 1) / warmup)
-    passed = (step - decay_start) / max(num_steps - decay_start, 1)
-    passed = min(max(passed, 0.0), 1.0)
+    passed = min(max(step - decay_start, 0) / max(num_steps - decay_start, 1), 1.0)
     if schedule.name == "cosine":
         return peak * cosine(1.0, schedule.final_factor, passed)
     if schedule.name == "linear":
@@ -104,7 +103,7 @@ def warmup_and_decay(num_steps: int, all_settings: EngineSettings) -> tuple[int,
         if schedule.name == "onecycle":
             warmup = round(0.3 * num_steps)
     if schedule.name == "constant":
-        return warmup, max(warmup, num_steps)
+        return warmup, num_steps
     if schedule.name != "wsd":
         return warmup, warmup
     decay = schedule.decay_steps
