@@ -477,3 +477,55 @@ def test_a_fault_is_one_line(name, tmp_path):
     one_error(prepare(tmp_path, "forecast", written(tmp_path, content), flags), says)
     (tmp_path / "data").mkdir(exist_ok=True)
     assert files_of(tmp_path / "data") == {}
+
+
+# ---- long gaps -----------------------------------------------------------------------------------
+
+
+def test_no_window_crosses_a_long_gap(tmp_path):
+    """Nights and weekends are none. The rows to forecast are never apart from their history."""
+    module = PANEL.module("prepare.complete")
+    panels = PANEL.module("prepare.panel")
+    pieces = PANEL.module("prepare.pieces")
+    grids = PANEL.module("prepare.grid")
+    days = WORKDAYS.astype("M8[s]").astype(np.int64)
+    days = np.delete(days, [20, 50, 51, 52, 53, 54, 101, 102])
+    roles = panels.Roles("date", ["shop"], ["x"], [], [], ["x"], [])
+    with PANEL.module("engine.loading.store").StoreWriter(tmp_path, "forecast") as writer:
+        grid = grids.find_grid(days, np.array([len(days)]))
+        completing = module.Completing(writer, tmp_path, roles, grid, horizon=3)
+        completing.max_gap = 3 * DAY
+        for name, first in (("a", 0), ("b", 40)):
+            values = np.arange(len(days) - first, dtype=np.float32)[:, None]
+            if name == "b":
+                values[-2:] = np.nan  # to forecast, the last one after a gap
+            times = days[first:].copy()
+            times[-1] += 30 * DAY * (name == "b")
+            completing.add(name, times, values)
+        panel = completing.finish(["a", "b"])
+        borders = pieces.borders_by_end(panel, [20, 0])
+        cut = pieces.cut(panel, borders)
+        assert len(cut) == 2 + 4
+        for split in ("train", "validation", "future", "every"):
+            firsts, counts = pieces.first_targets(cut, split, 4, 3)
+            found = []
+            for first, count in zip(firsts, counts, strict=True):
+                found += range(first, first + count)
+            expected = []
+            for begin, train, end, stop in zip(
+                panel.firsts, borders[:, 1], panel.ends, panel.stops, strict=True
+            ):
+                for first in range(begin + 4, stop - 3 + 1):
+                    is_in = {
+                        "train": first + 3 <= train,
+                        "validation": train <= first and first + 3 <= end,
+                        "future": first == end,
+                        "every": first <= end,
+                    }[split]
+                    window = panel.times[first - 4 : min(first + 3, end)]
+                    gaps = np.busday_count(
+                        *np.stack([window[:-1], window[1:]]).astype("M8[s]").astype("M8[D]")
+                    )
+                    if is_in and gaps.max() <= 3:
+                        expected.append(first)
+            assert found == expected, split

@@ -57,7 +57,7 @@ class Completing:
         times = times[first:last]
         values = values[first:last]
         self.check_cells(name, times, values, end - first)
-        self.find_breaks(times[: end - first])
+        self.find_breaks(times, end - first)
         self.write(times, values, end - first)
 
     def where(self, name: str, time: int, column: str = "") -> str:
@@ -150,14 +150,14 @@ class Completing:
             remedy = FILL_KNOWN if is_known[column] else FILL
             raise UserError("an empty cell", where, remedy)
 
-    def find_breaks(self, times: np.ndarray) -> None:
-        """Count absent rows, and note where a gap is too long for windows."""
+    def find_breaks(self, times: np.ndarray, end: int) -> None:
+        """Count absent rows, and note where a gap before the end of targets is too long."""
         absent = self.grid.absent(times)
         self.num_absent += int(absent.sum())
         if self.max_gap is not None:
             is_long = (absent + 1) * self.grid.step > self.max_gap
             rows = np.flatnonzero(is_long & (absent > 0)) + 1
-            self.breaks += (self.row + rows).tolist()
+            self.breaks += (self.row + rows[rows < end]).tolist()
 
     def write(self, times: np.ndarray, values: np.ndarray, end: int) -> None:
         """Write a series, with as many rows after its last target as are forecast."""
