@@ -277,7 +277,7 @@ def other_files():
 def test_a_file_of_another_kind_says_what_it_is(tmp_path):
     for name, (content, says) in other_files().items():
         written(tmp_path, content, name)
-        for workload in ("tabular", "timeseries", "llm", "seq2seq"):
+        for workload in ("tabular", "timeseries", "forecast", "llm", "seq2seq"):
             one_error(prepare(tmp_path, workload, name), says, name)
         says = "signature not found" if "gz" in name else says
         one_error(prepare(tmp_path, "windows", name), says, name)
@@ -511,11 +511,11 @@ GERMAN = {
 }
 
 
-@pytest.mark.parametrize("workload", ["tabular", "timeseries"])
+@pytest.mark.parametrize("workload", ["tabular", "timeseries", "forecast"])
 def test_signs_of_numbers_are_read_in_each_column_of_a_table(workload, tmp_path):
     """As features, targets and series, in `prepare` and in `predict`."""
     time = {"time": [*range(ROWS)]}
-    flags = "--time-column none --drop time" if workload == "timeseries" else "--drop time"
+    flags = "--drop time" if workload == "tabular" else "--time-column none --drop time"
     for mark, spelled in ((",", SPELLINGS), (";", GERMAN)):
         table = dict.fromkeys(spelled, WHOLE)
         if mark == ";":
@@ -684,12 +684,12 @@ def test_an_index_is_named(tmp_path):
     assert noted == list(indices)[:2]
 
 
-@pytest.mark.parametrize("workload", ["tabular", "timeseries"])
+@pytest.mark.parametrize("workload", ["tabular", "timeseries", "forecast"])
 def test_a_column_that_the_first_file_lacks_is_named(workload, tmp_path):
     for number in range(3):
         content = with_column(extra=[*range(ROWS)]) if number == 1 else with_column()
         written(tmp_path / "parts", content, f"{number}.csv")
-    flags = "--time-column none --drop colour" if workload == "timeseries" else ""
+    flags = "" if workload == "tabular" else "--time-column none --drop colour"
     out = prepare(tmp_path, workload, "parts", flags).out
     assert out.count("note: parts/1.csv: columns that the first file lacks: ['extra']") == 1
 
@@ -789,7 +789,7 @@ def a_table(workload, german):
     """As people write it here or there, with a cell that is called missing."""
     cells = days("%d.%m.%Y" if german else "%Y-%m-%d")
     table = columns(day=cells, farbe=["röt", "grün"] * 100)
-    if workload == "timeseries":
+    if workload != "tabular":
         table = {"wann": cells, "größe": table["size"], "age": table["age"]}
     table["age"][30] = "weg"
     if not german:
@@ -811,6 +811,7 @@ def read_again(workload, trained, path, folder, **flags):
 ALL_TRAIN = {
     "tabular": "--keep-order --split 0.7,0.3,0 --missing weg",
     "timeseries": "--fill last --split 0.7,0.3,0 --missing weg",
+    "forecast": "--fill last --split 0.7,0.3,0 --missing weg",
 }
 
 
@@ -820,7 +821,7 @@ def test_predict_reads_files_as_prepare_did(workload, tmp_path, capsys):
     flags = ALL_TRAIN[workload]
     written(tmp_path, a_table(workload, german=True).encode("latin-1"), "german.csv")
     written(tmp_path, a_table(workload, german=False), "plain.csv")
-    times = " --time-format %d.%m.%Y" if workload == "timeseries" else ""
+    times = "" if workload == "tabular" else " --time-format %d.%m.%Y"
     german = prepare(tmp_path, workload, "german.csv", f"{flags} --encoding latin-1{times}")
     assert "delimiter ';' and decimal mark ',' found in german.csv" in german.out
     assert "found in" not in prepare(tmp_path, workload, "plain.csv", flags, "plain").out

@@ -30,7 +30,7 @@ BY_DAY = lines({"day": DAYS, "size": [row**0.5 for row in range(700)], "price": 
 # ---- paths -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("workload", ["timeseries", "llm", "seq2seq"])
+@pytest.mark.parametrize("workload", ["timeseries", "forecast", "llm", "seq2seq"])
 def test_a_path_that_is_no_file_is_one_line(workload, tmp_path):
     one_error(prepare(tmp_path, workload, "https://example.org/a.tsv"), "no such file or folder: ")
 
