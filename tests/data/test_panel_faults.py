@@ -2,6 +2,7 @@
 that are no panels. Nothing is taken for something else in silence."""
 
 import gzip
+import tracemalloc
 
 import numpy as np
 import pyarrow as pa
@@ -526,3 +527,31 @@ def test_no_window_crosses_a_long_gap(tmp_path):
                     if is_in and np.busday_count(dates[:-1], dates[1:]).max() <= 3:
                         expected.append(first)
             assert found == expected, split
+
+
+# ---- memory --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("time", ["date", "none"])
+def test_memory_does_not_grow_with_the_rows(time, tmp_path, monkeypatch):
+    """A view of a series would keep it, and an array of all rows is not made."""
+    count = 400
+    table = {
+        "date": np.tile(DAYS[:1], count * 500).astype(np.int64)
+        + np.repeat(DAY * np.arange(500), count),
+        "shop": np.tile([f"s{number}" for number in range(count)], 500),
+        "sales": np.arange(500.0 * count),
+    }
+    pyarrow.parquet.write_table(pa.table(table), tmp_path / "t.parquet", row_group_size=4096)
+    for name in ("tables.BLOCK_CELLS", "panel.CHUNK"):
+        module, constant = name.split(".")
+        monkeypatch.setattr(PANEL.module(f"prepare.{module}"), constant, 4096)
+    monkeypatch.setattr(PANEL.module("prepare.grid"), "SAMPLE", 4096)
+    drop = " --drop date" if time == "none" else ""
+    flags = f"--series shop --time-column {time} --time-format s --history 9 --horizon 3{drop}"
+    tracemalloc.start()
+    result = prepare(tmp_path, "forecast", "t.parquet", flags)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert result.code == 0, result.err
+    assert peak < 200_000 * 4  # bytes: of one column

@@ -45,7 +45,7 @@ class Completing:
         num_columns = len(self.roles.values)
         static = values[:, num_columns:]
         self.check_static(name, times, static)
-        self.static.append(static[0])
+        self.static.append(static[0].copy())  # a view would keep all rows in memory
         values = values[:, :num_columns]
         makes_rows = self.fill in ("last", "zero")
         if makes_rows:

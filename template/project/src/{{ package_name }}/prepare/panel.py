@@ -191,13 +191,14 @@ class Arranged:
         self.times = np.memmap(folder / "times", np.int64, "w+", shape=series.shape)
         free = self.firsts.copy()  # the next row of each series
         for chunk in chunks(len(series)):
-            by_series, places = sort_by_series(place_of[series[chunk]], free)
+            numbers = place_of[series[chunk]]
+            by_series, places = sort_by_series(numbers, free)
             self.values[places] = values[chunk][by_series]
             if has_times:
-                times = writer.appended(".times")[chunk]
-                self.times[places] = times[by_series]
-        if not has_times:
-            self.times[:] = np.arange(len(series)) - np.repeat(self.firsts, counts)
+                times = writer.appended(".times")[chunk][by_series]
+            else:
+                times = places - self.firsts[numbers[by_series]]
+            self.times[places] = times
 
 
 def chunks(count: int) -> list[slice]:
