@@ -75,16 +75,16 @@ def check_future(samples: Samples) -> None:
         if is_missing.any():
             row, column = np.argwhere(is_missing)[0]
             name = facts["columns"][facts["known"][column]]
-            where = f"series '{names(samples)[series]}', {as_text(times[end + row], samples)}"
+            where = f"series '{all_series(samples)[series]}', {as_text(times[end + row], samples)}"
             what = f"no value of '{name}' in a row to forecast"
             raise UserError(what, where, "add rows with known columns and empty targets")
-    short = names(samples)[pieces[has_future & is_short, 6]]
+    short = all_series(samples)[pieces[has_future & is_short, 6]]
     if len(short):
         note = f"series with fewer than {samples.history} rows, without a forecast"
         print(f"note: {note}: {len(short):,} ({', '.join(short[:5])})")
 
 
-def names(samples: Samples) -> np.ndarray:
+def all_series(samples: Samples) -> np.ndarray:
     """Return the names of the series (S,)."""
     import numpy as np
 
@@ -109,7 +109,7 @@ def describe(index: np.ndarray, samples: Samples) -> dict[str, Any]:
     if facts["roles"]["time"] != "none":
         steps = steps.astype("M8[s]")
     return {
-        "series": names(samples)[samples.series_of(index)],
+        "series": all_series(samples)[samples.series_of(index)],
         "time": times[firsts - 1],
         "ahead": steps,
         "columns": np.array(facts["columns"])[facts["targets"]],

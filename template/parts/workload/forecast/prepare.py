@@ -106,7 +106,7 @@ def main(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     """Read, check and write the series, and print a summary."""
     from ..engine.loading.store import StoreWriter, check_folder
     from ..prepare.panel import read_panel
-    from ..prepare.pieces import Windows, count_windows, cut, find_borders
+    from ..prepare.pieces import Windows, count_windows, find_borders, find_pieces
     from ..prepare.scales import find_season
     from ..prepare.storing import write_panel
     from ..prepare.tables import Source
@@ -123,7 +123,7 @@ def main(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
         borders = find_borders(panel, arguments.split, arguments.split_by)
         season = find_season(panel, borders, history, arguments.season)
         windows = Windows(history, arguments.horizon, season, arguments.stride)
-        counts = count_windows(cut(panel, borders), panel.keys, windows)
+        counts = count_windows(find_pieces(panel, borders), panel.keys, windows)
         write_panel(writer, panel, borders, windows)
 
     num_rows = int((panel.ends - panel.firsts).sum())

@@ -68,8 +68,10 @@ def finish(metrics: dict[str, float], store: Store, split: str, sums: Batch) -> 
     scale = scales(store, split)
     results = dict(metrics)
     simple = [results.pop(name) for name in metrics if name.startswith("loss_of_")]
-    results |= summary("mase", mean_errors(of_series, 2) / scale, mean_errors(of_series, 4) / scale)
-    results |= summary("smape", mean_errors(of_series, 3), mean_errors(of_series, 5))
+    results |= over_series(
+        "mase", mean_errors(of_series, 2) / scale, mean_errors(of_series, 4) / scale
+    )
+    results |= over_series("smape", mean_errors(of_series, 3), mean_errors(of_series, 5))
     totals = of_series.sum((0, 2))
     results["wape"] = float(totals[2] / max(totals[1], TINY))
     is_flat = (of_series[:, 0] > 0) & np.isnan(scale)
@@ -91,7 +93,7 @@ def mean_errors(of_series: np.ndarray, column: int) -> np.ndarray:
     return np.where(count > 0, means, np.nan)
 
 
-def summary(name: str, values: np.ndarray, naive: np.ndarray) -> dict[str, float]:
+def over_series(name: str, values: np.ndarray, naive: np.ndarray) -> dict[str, float]:
     """Return mean and median over the series, and the mean of the seasonal naive forecast."""
     if np.isnan(values).all():
         return {name: math.nan}

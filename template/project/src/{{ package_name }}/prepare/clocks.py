@@ -71,7 +71,7 @@ def utc_times(
         row = int(is_skipped.argmax())
         what = f"'{block.column(name)[row]}' is a time that clocks skip in {zone}"
         raise block.error(what, row, name, "fix it, or check --timezone")
-    for row in np.flatnonzero(late > early):
+    for row in np.flatnonzero(late > early).tolist():
         if early[row] <= repeated.get(series[row], early[row] - 1):
             early[row] = late[row]
         repeated[series[row]] = early[row]

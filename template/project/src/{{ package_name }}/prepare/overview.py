@@ -15,8 +15,8 @@ class Column:
     """The different values of a column, sorted. If there are many, the middle is left out."""
 
     def __init__(self) -> None:
-        self.values = np.empty(0)
-        self.counts = np.empty(0)  # how often each of them occurs
+        self.values: np.ndarray = np.empty(0)
+        self.counts: np.ndarray = np.empty(0)  # how often each of them occurs
         self.missing = 0
         self.more = ""
         self.last = np.nan  # the last known value, if missing ones are filled
@@ -25,9 +25,9 @@ class Column:
         """Add cells (rows,), which are NaN if they are missing."""
         known = cells[~np.isnan(cells)]
         self.missing += len(cells) - len(known)
-        new, counts = np.unique(known, return_counts=True)
+        new, new_counts = np.unique(known, return_counts=True)
         values, places = np.unique(np.append(self.values, new), return_inverse=True)
-        counts = np.bincount(places, np.append(self.counts, counts))
+        counts = np.bincount(places, np.append(self.counts, new_counts))
         if len(values) > 2 * HALF:
             self.more = "+"
             ends = np.r_[:HALF, -HALF:0]

@@ -103,7 +103,7 @@ def rows_before(panel: Panel, time: int) -> np.ndarray:
     return low
 
 
-def cut(panel: Panel, borders: np.ndarray) -> np.ndarray:
+def find_pieces(panel: Panel, borders: np.ndarray) -> np.ndarray:
     """Return the pieces (P, 7), in rows: four borders, the ends of targets and rows; the series.
 
     The rows to forecast are in the last piece of a series, which is the only one that ends after

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..engine.loading.store import StoreWriter
 from .panel import Panel, chunks
-from .pieces import Windows, cut
+from .pieces import Windows, find_pieces
 from .scales import Texts, measure, number_texts, recode, season_errors, usable
 from .splits import SPLITS
 
@@ -66,7 +66,7 @@ def write_series(
     facts = writer.facts
     number_of = dict(zip(facts["series"], facts["numbers"], strict=True))
     numbers = [number_of.get(key, len(number_of)) for key in panel.keys]
-    writer.append("pieces", cut(panel, borders))
+    writer.append("pieces", find_pieces(panel, borders))
     writer.append("series", np.column_stack([np.arange(len(numbers)), numbers]))
     writer.append("scale", scales.astype(panel.values.dtype))
     ends = np.cumsum(np.diff(borders, axis=1).sum(0)).tolist()

@@ -57,8 +57,10 @@ def evaluate(
         sums[name] = project.distributed.sum_over_ranks(values).cpu()
     if calibrate and hasattr(project.model, "calibrate"):
         project.model.calibrate(sums)
-    metrics = project.ask_dataset("finish", metrics, metrics, project.store, split, sums)
-    return metrics
+    finished: dict[str, float] = project.ask_dataset(
+        "finish", metrics, metrics, project.store, split, sums
+    )
+    return finished
 
 
 def means(project: Project, totals: dict[str, Tensor]) -> dict[str, float]:
