@@ -549,6 +549,7 @@ def test_memory_does_not_grow_with_the_rows(time, tmp_path, monkeypatch):
     monkeypatch.setattr(PANEL.module("prepare.grid"), "SAMPLE", 4096)
     drop = " --drop date" if time == "none" else ""
     flags = f"--series shop --time-column {time} --time-format s --history 9 --horizon 3{drop}"
+    prepared(tmp_path / "imports", "forecast", lines(shops()), SHOPS)
     tracemalloc.start()
     result = prepare(tmp_path, "forecast", "t.parquet", flags)
     peak = tracemalloc.get_traced_memory()[1]
