@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from made_up import ROWS, columns, lines, prepared, store, written
+from pyarrow.csv import read_csv
 from rendering import REPOSITORY
 from running import EXAMPLES, newest_run, one_error
 from sklearn.metrics import accuracy_score, mean_absolute_error, mean_squared_error
@@ -260,6 +261,40 @@ def test_predictions_of_new_rows_equal_those_of_the_split(tmp_path):
         new = TABLES.predicted(tmp_path, "--input", name)
         np.testing.assert_array_equal(new["prediction"], whole["prediction"])
     one_error(TABLES.run("predict", cwd=tmp_path), "no prepared data")
+
+
+def test_python_predicts_a_table_as_the_command_does_from_any_folder(tmp_path, monkeypatch, capsys):
+    """A run is found by its path and by its name; moved away from its data, it still predicts."""
+    made = table()
+    prepared(tmp_path, "tabular", lines(made), "--keep-order")
+    done(tmp_path, "train", *SMALL)
+    written(tmp_path, lines(made), "new.csv")
+    command = TABLES.predicted(tmp_path, "--input", "new.csv")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    monkeypatch.setenv("TRAINING_ROOT", str(tmp_path))
+    trained = module("trained")
+    run = newest_run(tmp_path)
+    for name in (None, run.name, run, f"../runs/{run.name}"):
+        project = trained.load_run(name)
+        split = trained.collected(project, project.loader("test"))["prediction"]
+        assert not capsys.readouterr().err
+    new_rows = read_csv(tmp_path / "new.csv").drop(["price"]).to_pydict()
+    new = trained.predict(project, new_rows)
+    np.testing.assert_array_equal(new["prediction"], np.float32(command["prediction"]))
+    np.testing.assert_array_equal(new["prediction"][-30:], split)
+    assert len(trained.collected(project, project.loader("test"))["index"]) == 30
+
+    (tmp_path / "data").rename(tmp_path / "away")
+    project = trained.load_run(run.rename(elsewhere / "copy"))
+    assert "note: no prepared data: data: " in capsys.readouterr().err
+    moved = trained.predict(project, new_rows, "--missing", "x")
+    np.testing.assert_array_equal(moved["prediction"], new["prediction"])
+    with pytest.raises(Exception, match="the rows of 'features' are not here"):
+        project.loader("test")
+    with pytest.raises(Exception, match="no run"):
+        trained.load_run("nothere")
 
 
 def test_predictions_of_classes_have_names_and_probabilities(tmp_path):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from made_up import files_of, lines, prepare, prepared, values, written
 from made_up import store as opened_store
+from pyarrow import csv
 from running import losses, one_error
 from workload import Workload
 
@@ -101,7 +102,7 @@ def test_the_baseline_is_as_a_slow_reading_makes_them(tmp_path):
     assert baseline == pytest.approx(min(losses), rel=1e-4)
 
 
-def test_predicts_a_split_and_what_comes_after_new_data(tmp_path):
+def test_predicts_a_split_and_what_comes_after_new_data(tmp_path, monkeypatch):
     prepared(tmp_path, "timeseries", text(values()))
     done(tmp_path, *SMALL)
     split = SERIES.predicted(tmp_path)
@@ -113,6 +114,14 @@ def test_predicts_a_split_and_what_comes_after_new_data(tmp_path):
     hour = np.datetime64("2020-01-01T00", "s").astype(np.int64) + 3600 * 899
     assert new["columns"].tolist() == ["wave", "walk", "noise"]
     assert new["time"][-1] == hour  # the last window begins behind the file's last row
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TRAINING_ROOT", str(tmp_path))
+    trained = SERIES.module("trained")
+    table = csv.read_csv(tmp_path / "new.csv").to_pydict()
+    in_python = trained.predict(trained.load_run(), table)
+    assert in_python.keys() == new.keys()
+    for name, array in in_python.items():
+        np.testing.assert_array_equal(array, new[name])
     place = int(np.flatnonzero(new["time"] == split["time"][0])[0])
     same_windows = new["prediction"][place:][:40]
     np.testing.assert_allclose(same_windows, split["prediction"][:40], rtol=1e-5, atol=1e-5)

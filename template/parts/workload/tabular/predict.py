@@ -33,19 +33,23 @@ def main(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     import pyarrow as pa
     from pyarrow.csv import write_csv
 
-    from ..prepare.rows import file_rows
-
     folder, project, step = open_run(arguments, load, needs_data=not arguments.input)
     output = output_path(arguments, folder, ".csv")
-    with prediction_loader(arguments, project, write_new) as loader:
-        predicted = collected(project, loader, "target")
-        rows = file_rows(project.store, arguments.split, predicted.pop("index"))
-
-    classes = project.store.facts["target"].get("classes", [])
-    columns = {"row": rows, **as_columns(predicted, classes)}
+    columns = predicted(arguments, project)
     with replacing(output) as file:
         write_csv(pa.table(columns), file)
-    print(f"{len(rows):,} predictions of step {step} written to {output}")
+    print(f"{len(columns['row']):,} predictions of step {step} written to {output}")
+
+
+def predicted(arguments: argparse.Namespace, project: Any) -> dict[str, np.ndarray]:
+    """Return the columns of the file."""
+    from ..prepare.rows import file_rows
+
+    with prediction_loader(arguments, project, write_new) as loader:
+        values = collected(project, loader, "target")
+        rows = file_rows(project.store, arguments.split, values.pop("index"))
+    classes = project.store.facts["target"].get("classes", [])
+    return {"row": rows, **as_columns(values, classes)}
 
 
 def as_columns(predicted: dict[str, np.ndarray], classes: list[str]) -> dict[str, np.ndarray]:

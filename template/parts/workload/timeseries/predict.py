@@ -25,17 +25,24 @@ def main(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     """Write `prediction` for each window, `time`, the last known row, and the target `columns`."""
     import numpy as np
 
-    from ..dataset import write_new
-
     folder, project, step = open_run(arguments, load, needs_data=not arguments.input)
     output = output_path(arguments, folder, ".npz")
-    with prediction_loader(arguments, project, write_new) as loader:
-        windows = collected(project, loader)
-        index = windows.pop("index")
-        times = project.store.arrays["time"].rows()
-        windows["time"] = times[loader.samples.first_targets(index) - 1]
-        facts = project.store.facts
-        windows["columns"] = np.array(facts["columns"])[facts["targets"]]
+    windows = predicted(arguments, project)
     with replacing(output) as file:
         np.savez(file, allow_pickle=False, **windows)
-    print(f"{len(index):,} forecasts of step {step} are in {output}")
+    print(f"{len(windows['time']):,} forecasts of step {step} are in {output}")
+
+
+def predicted(arguments: argparse.Namespace, project: Any) -> dict[str, Any]:
+    """Return the arrays of the file."""
+    import numpy as np
+
+    from ..dataset import write_new
+
+    with prediction_loader(arguments, project, write_new) as loader:
+        windows = collected(project, loader)
+        times = project.store.arrays["time"].rows()
+        windows["time"] = times[loader.samples.first_targets(windows.pop("index")) - 1]
+        facts = project.store.facts
+        windows["columns"] = np.array(facts["columns"])[facts["targets"]]
+    return windows
