@@ -291,8 +291,8 @@ def test_python_predicts_a_table_as_the_command_does_from_any_folder(tmp_path, m
     assert "note: no prepared data: data: " in capsys.readouterr().err
     moved = trained.predict(project, new_rows, "--missing", "x")
     np.testing.assert_array_equal(moved["prediction"], new["prediction"])
-    with pytest.raises(Exception, match="the rows of 'features' are not here"):
-        project.loader("test")
+    with pytest.raises(Exception, match=r"the rows of '\w+' are not here"):
+        trained.collected(project, project.loader("test"))
     with pytest.raises(Exception, match="no run"):
         trained.load_run("nothere")
 
