@@ -7,7 +7,7 @@ arrays, for `S` series:
 * `pieces` (P, 7): where windows may lie; see `prepare/pieces.py`
 * `series` (S, 2): the number of each series here, and in training (S if training has no rows of it)
 * `scale` (S, 2, C): mean and deviation of the training rows; `season` (S, 3, G): scales for MASE
-* `static` (S, K), if there are such columns
+* `static` (S, K), if there are such columns; `clock` (N,): local times, if there is `--timezone`
 
 Shapes: `B` windows, `T` rows of history, `H` rows to forecast, `C` columns, `G` targets.
 """
@@ -51,6 +51,7 @@ class Samples(interfaces.Samples):
         self.history = facts["history"]
         self.horizon = facts["horizon"]
         self.calendar = facts["roles"]["calendar"]
+        self.clock = "clock" if "clock" in store.arrays else "time"
         self.targets = torch.tensor(facts["targets"])
         self.known = torch.tensor(facts["known"], dtype=torch.int64)
         self.stride = facts["stride"] if split in ("validation", "test") else 1
@@ -94,7 +95,7 @@ class Samples(interfaces.Samples):
         if "static" in self.store.arrays:
             spans["static"] = Spans(series, 1)
         if self.calendar:
-            spans["time"] = Spans(np.where(is_absent, -1, starts + self.history), self.horizon)
+            spans[self.clock] = Spans(np.where(is_absent, -1, starts + self.history), self.horizon)
         return spans
 
     def batch(self, rows: dict[str, Rows]) -> Batch:
@@ -116,7 +117,7 @@ class Samples(interfaces.Samples):
         if "static" in rows:
             batch["static"] = rows["static"].values[:, 0]
         if self.calendar:
-            batch["calendar"] = phases(rows["time"].values, self.calendar)
+            batch["calendar"] = phases(rows[self.clock].values, self.calendar)
         if self.split in SPLITS:
             batch["target"] = values[:, self.history :, self.targets]
         return batch

@@ -12,11 +12,10 @@ from ..prepare.splits import SPLITS, add_input
 from ..trained import add_flags, collected, open_run, output_path, prediction_loader
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import numpy as np
 
     from ..dataset import Samples
+    from ..engine.loading.store import Store
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,6 +36,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     new = "series to forecast after their last targets; the last rows may have the known columns"
     add_input(parser, new, required=False)
+    zone = "time zone of times without an offset (default: as in `prepare`)"
+    parser.add_argument("--timezone", metavar="ZONE", help=zone)
 
 
 def main(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
@@ -49,9 +50,10 @@ def main(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     with prediction_loader(arguments, project, write_new, split) as loader:
         check_future(loader.samples)
         windows = collected(project, loader)
-        columns = describe(windows.pop("index"), loader.samples)
-    write(output, columns, windows)
-    print(f"{len(columns['time']):,} forecasts of step {step} are in {output}")
+        count = len(windows["index"])
+        with replacing(output) as file:
+            write(file, output.suffix, windows, loader.samples)
+    print(f"{count:,} forecasts of step {step} are in {output}")
 
 
 def check_future(samples: Samples) -> None:
@@ -61,13 +63,12 @@ def check_future(samples: Samples) -> None:
     """
     import numpy as np
 
-    store = samples.store
-    facts = store.facts
     if samples.split in SPLITS:
         return
-    pieces = store.arrays["pieces"].rows()
-    times = store.arrays["time"].rows()
+    store = samples.store
+    facts = store.facts
     values = store.arrays["rows"].rows()
+    pieces = store.arrays["pieces"].rows()
     has_future = pieces[:, 5] > pieces[:, 4]
     is_short = pieces[:, 4] - pieces[:, 0] < samples.history
     for *_, end, stop, series in pieces[has_future & ~is_short]:
@@ -75,68 +76,60 @@ def check_future(samples: Samples) -> None:
         if is_missing.any():
             row, column = np.argwhere(is_missing)[0]
             name = facts["columns"][facts["known"][column]]
-            where = f"series '{all_series(samples)[series]}', {as_text(times[end + row], samples)}"
+            time = dates(store, np.array([end + row]))[0]
+            where = f"series '{all_series(store)[series]}', {time}"
             what = f"no value of '{name}' in a row to forecast"
             raise UserError(what, where, "add rows with known columns and empty targets")
-    short = all_series(samples)[pieces[has_future & is_short, 6]]
+    short = all_series(store)[pieces[has_future & is_short, 6]]
     if len(short):
         note = f"series with fewer than {samples.history} rows, without a forecast"
         print(f"note: {note}: {len(short):,} ({', '.join(short[:5])})")
 
 
-def all_series(samples: Samples) -> np.ndarray:
+def all_series(store: Store) -> np.ndarray:
     """Return the names of the series (S,)."""
     import numpy as np
 
-    facts = samples.store.facts
-    return np.array(facts.get("names", facts["series"]))
+    return np.array(store.facts.get("names", store.facts["series"]))
 
 
-def as_text(time: Any, samples: Samples) -> str:
-    """Return a time as a text, or the number of a row."""
-    has_times = samples.store.facts["roles"]["time"] != "none"
-    return str(time.astype("M8[s]")) if has_times else f"row {time + 1}"
+def dates(store: Store, rows: np.ndarray) -> Any:
+    """Return the dates, or the numbers, of rows."""
+    from ..prepare.clocks import as_dates
+
+    times = store.arrays["time"].rows()
+    return as_dates(times[rows], store.source)
 
 
-def describe(index: np.ndarray, samples: Samples) -> dict[str, Any]:
-    """Return series, last known row, times of the steps and names of the targets of windows."""
-    import numpy as np
+def write(file: Any, suffix: str, windows: dict[str, np.ndarray], samples: Samples) -> None:
+    """Write forecasts (N, H, G): as they are to .npz, otherwise with a row for each number.
 
-    facts = samples.store.facts
-    times = samples.store.arrays["time"].rows()
-    firsts = samples.first_targets(index)
-    steps = times[firsts[:, None] + np.arange(samples.horizon)]
-    if facts["roles"]["time"] != "none":
-        steps = steps.astype("M8[s]")
-    return {
-        "series": all_series(samples)[samples.series_of(index)],
-        "time": times[firsts - 1],
-        "ahead": steps,
-        "columns": np.array(facts["columns"])[facts["targets"]],
-    }
-
-
-def write(path: Path, columns: dict[str, Any], windows: dict[str, np.ndarray]) -> None:
-    """Write forecasts (N, H, G): as they are to .npz, otherwise with a row for each number."""
+    In .npz, `time` is that of the last known row, in seconds since 1970 or as a row number.
+    """
     import numpy as np
     import pyarrow as pa
     from pyarrow import csv, parquet
 
-    with replacing(path) as file:
-        if path.suffix == ".npz":
-            np.savez(file, allow_pickle=False, **columns, **windows)
-            return
-        count, horizon, num_targets = windows["prediction"].shape
-        table = pa.table(
-            {
-                "time": np.repeat(columns["ahead"].ravel(), num_targets),
-                "series": np.repeat(columns["series"], horizon * num_targets),
-                "step": np.tile(np.repeat(np.arange(1, horizon + 1), num_targets), count),
-                "target": np.tile(columns["columns"], count * horizon),
-                **{name: values.ravel() for name, values in windows.items()},
-            }
-        )
-        if path.suffix == ".csv":
-            csv.write_csv(table, file)
-        else:
-            parquet.write_table(table, file)
+    store = samples.store
+    facts = store.facts
+    index = windows.pop("index")
+    series = all_series(store)[samples.series_of(index)]
+    targets = np.array(facts["columns"])[facts["targets"]]
+    rows = samples.first_targets(index)
+    if suffix == ".npz":
+        times = store.arrays["time"].rows()[rows - 1]
+        np.savez(file, allow_pickle=False, time=times, series=series, columns=targets, **windows)
+        return
+    window, ahead, target = np.indices(windows["prediction"].shape).reshape(3, -1)
+    columns = {
+        "time": dates(store, rows[window] + ahead),
+        "series": series[window],
+        "step": ahead + 1,
+        "target": targets[target],
+        **{name: values.ravel() for name, values in windows.items()},
+    }
+    table = pa.table(columns)
+    if suffix == ".csv":
+        csv.write_csv(table, file)
+    else:
+        parquet.write_table(table, file)

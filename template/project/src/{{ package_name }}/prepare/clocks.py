@@ -6,6 +6,7 @@ without it, they are kept as they are.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -28,16 +29,17 @@ def check_zone(name: str) -> None:
         raise UserError(f"no time zone '{name}'", "--timezone", remedy) from error
 
 
-def default_time(block: RowBlock) -> str:
-    """Return the column that is the time by default: the first one.
+def default_time(block: RowBlock, apart: Iterable[str] = ()) -> str:
+    """Return the column that is the time by default: the first one that is not `apart`.
 
     In a file with types, it is the first column of times, such as an index of pandas.
     """
     dropped = block.source.flags.get("drop", [])
-    for name, column in block.columns.items():
-        if pa.types.is_temporal(column.type) and name not in dropped:
+    names = [name for name in block.columns if name not in (*dropped, *apart)]
+    for name in names:
+        if pa.types.is_temporal(block.columns[name].type):
             return name
-    return next(iter(block.columns))
+    return next(iter(names or block.columns))
 
 
 def utc_times(
@@ -86,6 +88,12 @@ def from_local(local: np.ndarray, zone: str, which: Any) -> np.ndarray:
     """
     times = pc.assume_timezone(pa.array(local), zone, ambiguous=which, nonexistent=which)
     return np.array(times.cast(pa.int64()))
+
+
+def to_local(times: np.ndarray, zone: str) -> np.ndarray:
+    """Return local clocks (rows,) int64 at seconds since 1970."""
+    local = pc.local_timestamp(pa.array(times, pa.timestamp("s", zone)))
+    return np.array(local.cast(pa.int64()))
 
 
 def as_dates(times: np.ndarray, source: dict[str, Any]) -> pa.Array:

@@ -60,6 +60,23 @@ class Completing:
         self.find_breaks(times, end - first)
         self.write(times, values, end - first)
 
+    def local(self, times: np.ndarray) -> np.ndarray:
+        """Return the times of the clocks that the grid follows."""
+        if not self.grid.zone:
+            return times
+        from .clocks import to_local
+
+        return to_local(times, self.grid.zone)
+
+    def after(self, times: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """Return the times of rows which come so many `rows` after rows of these times."""
+        later = self.grid.after(self.local(times), rows)
+        if not self.grid.zone:
+            return later
+        from .clocks import from_local
+
+        return from_local(later.astype("M8[s]"), self.grid.zone, "latest")
+
     def where(self, name: str, time: int, column: str = "") -> str:
         """Return the place of a cell, for an error."""
         parts = [str(self.path)]
@@ -100,7 +117,7 @@ class Completing:
 
     def on_grid(self, times: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Add rows, with empty cells, where the grid has times and the series has none."""
-        absent = self.grid.absent(times)
+        absent = self.grid.absent(self.local(times))
         rows = np.arange(len(times)) + np.append(0, np.cumsum(absent))
         all_values = np.full((rows[-1] + 1, values.shape[1]), np.nan, values.dtype)
         all_values[rows] = values
@@ -110,7 +127,7 @@ class Completing:
         before = np.repeat(np.arange(len(absent)), absent)  # the row before each new one
         all_times = np.empty(len(all_values), np.int64)
         all_times[rows] = times
-        all_times[new_rows] = self.grid.after(times[before], new_rows - rows[before])
+        all_times[new_rows] = self.after(times[before], new_rows - rows[before])
         return all_times, all_values
 
     def extent(self, values: np.ndarray) -> tuple[int, int]:
@@ -152,7 +169,7 @@ class Completing:
 
     def find_breaks(self, times: np.ndarray, end: int) -> None:
         """Count absent rows, and note where a gap before the end of targets is too long."""
-        absent = self.grid.absent(times)
+        absent = self.grid.absent(self.local(times))
         self.num_absent += int(absent.sum())
         if self.max_gap is not None:
             is_long = (absent + 1) * self.grid.step > self.max_gap
@@ -163,7 +180,7 @@ class Completing:
         """Write a series, with as many rows after its last target as are forecast."""
         num_new = end + self.horizon - len(times)
         if end and num_new:
-            later = self.grid.after(times[-1:], 1 + np.arange(num_new))
+            later = self.after(times[-1:], 1 + np.arange(num_new))
             times = np.append(times, later)
             empty = np.full((num_new, values.shape[1]), np.nan, values.dtype)
             values = np.concatenate([values, empty])

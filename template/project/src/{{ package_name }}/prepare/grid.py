@@ -6,7 +6,7 @@ absent, and when the rows after the last one come, follows from the numbers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -30,6 +30,7 @@ class Grid:
     phase: int = 0  # of the first row: a time below a step, or a month below `months`
     shift: int = 0  # a day if rows are at the ends of months, for they begin the next one then
     open: tuple[int, ...] = ()  # the slots of a week that have rows, if not all of them have
+    zone: str = ""  # whose clocks decide when a day begins; times are those of the clocks below
 
     def numbers(self, times: np.ndarray) -> np.ndarray:
         """Return the number of each time; one between two slots has that of the nearest one."""
@@ -80,11 +81,25 @@ class Grid:
         return self.times(self.numbers(times)) - times > self.step // 2
 
 
-def find_grid(times: np.ndarray, ends: np.ndarray) -> Grid:
-    """Return the grid of the times (N,) of several series, in any order. ends: those of series."""
+def find_grid(times: np.ndarray, ends: np.ndarray, zone: str = "") -> Grid:
+    """Return the grid of the times (N,) of several series, in any order.
+
+    ends: those of the series. zone: whose clocks decide when a day begins; steps below a day do not
+    follow clocks, which repeat an hour in autumn.
+    """
     num_series = max(int(np.searchsorted(ends, SAMPLE, side="right")), 1)
     series = np.repeat(np.arange(num_series), np.diff(ends[:num_series], prepend=0))
     times = np.array(times[: len(series)])
+    grid = grid_of(times, series)
+    if zone and grid.step >= DAY:
+        from .clocks import to_local
+
+        grid = replace(grid_of(to_local(times, zone), series), zone=zone)
+    return grid
+
+
+def grid_of(times: np.ndarray, series: np.ndarray) -> Grid:
+    """Return the grid of times. series: the number of the series of each one, ascending."""
     times = times[np.lexsort([times, series])]
     # Two rows may have one time, which is an error later.
     is_next = (np.diff(series, prepend=-1) == 0) & (np.diff(times, prepend=times[0]) > 0)

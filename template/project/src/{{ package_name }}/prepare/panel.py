@@ -82,7 +82,8 @@ def read_panel(
     keys = check_names(number_of, trained["series"] if trained else [])
     order = [number_of[key] for key in keys]
     rows = Arranged(writer, order, has_times=roles.time != "none")
-    grid = Grid(**trained["grid"]) if trained else find_grid(rows.times, rows.ends)
+    zone = source.style["timezone"] or ""
+    grid = Grid(**trained["grid"]) if trained else find_grid(rows.times, rows.ends, zone)
     completing = Completing(writer, source.path, roles, grid, horizon)
     completing.fill = source.flags.get("fill")
     completing.max_gap = source.flags.get("max_gap")
@@ -102,11 +103,13 @@ def read_table(
     Series are numbered in the order in which they appear.
     """
     from .clocks import utc_times
+    from .overview import Column, print_columns
     from .roles import choose_roles, read_column
 
     roles = Roles(**trained["roles"]) if trained else None
     number_of: dict[str, int] = {}
     repeated: dict[int, int] = {}
+    overview: dict[str, Column] = {}
     for block in source.blocks():
         if roles is None:
             roles = choose_roles(block, source.flags)
@@ -118,10 +121,15 @@ def read_table(
         for name in [*roles.values, *roles.static]:
             column = read_column(block, name, roles, is_new=trained is None)
             columns.append(column)
+            if name not in roles.texts:
+                overview.setdefault(name, Column()).add(column)
         dtype = source.style["dtype"] or np.float32
         writer.append(".values", np.stack(columns, 1, dtype=dtype))
     assert roles is not None  # `blocks` raises an error for an empty table
+    if trained is None:
+        print_columns(overview)
     writer.source = {"file": source.path.name, **source.style, "fill": source.flags.get("fill")}
+    writer.source["time_column"] = roles.time
     return roles, number_of
 
 

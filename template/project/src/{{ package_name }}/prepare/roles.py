@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..engine.errors import UserError
+from .clocks import default_time
 from .panel import Roles
 from .tables import STRING, place_of
 
@@ -38,8 +39,7 @@ def choose_roles(block: RowBlock, flags: dict[str, Any]) -> Roles:
     has two roles.
     """
     series = listed(flags, "series")
-    others = [name for name in block.columns if name not in series]
-    time = flags.get("time_column") or next(iter(others), "none")
+    time = flags.get("time_column") or default_time(block, series)
     drop = flags.get("drop") or []
     static = listed(flags, "static")
     known = listed(flags, "known")
