@@ -104,7 +104,7 @@ def dates(store: Store, rows: np.ndarray) -> Any:
 def write(file: Any, suffix: str, windows: dict[str, np.ndarray], samples: Samples) -> None:
     """Write forecasts (N, H, G): as they are to .npz, otherwise with a row for each number.
 
-    In .npz, `time` is that of the last known row, in seconds since 1970 or as a row number.
+    In .npz, `ahead` are the times of the steps, in seconds since 1970 or as row numbers.
     """
     import numpy as np
     import pyarrow as pa
@@ -117,8 +117,9 @@ def write(file: Any, suffix: str, windows: dict[str, np.ndarray], samples: Sampl
     targets = np.array(facts["columns"])[facts["targets"]]
     rows = samples.first_targets(index)
     if suffix == ".npz":
-        times = store.arrays["time"].rows()[rows - 1]
-        np.savez(file, allow_pickle=False, time=times, series=series, columns=targets, **windows)
+        times = store.arrays["time"].rows()
+        windows["ahead"] = times[rows[:, None] + np.arange(samples.horizon)]
+        np.savez(file, allow_pickle=False, series=series, columns=targets, **windows)
         return
     window, ahead, target = np.indices(windows["prediction"].shape).reshape(3, -1)
     columns = {
