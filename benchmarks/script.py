@@ -50,6 +50,10 @@ EVERY = 20
 SIZES = {
     "tabular": ("--batch_size 256", "--data.batch_size 256 --data.num_workers 0"),
     "timeseries": ("--history 24 --horizon 6", ""),
+    "forecast": (
+        "--series shop --targets sales --known promotion --history 14 --horizon 5 --batch_size 16",
+        "--data.batch_size 16",
+    ),
     "llm": ("--block_size 32 --batch_size 16", "--data.block_size 32 --data.batch_size 16"),
     "windows": ("--shuffle_block 100", "--data.order block --data.shuffle_block 100"),
     "graph": ("--window 10 --neighbors 3 --correlation_days 40 --split 150,35,20", ""),

@@ -96,6 +96,7 @@ FORECAST = Budget(79, 7, 49_000, 10.4, 360, 0, 0)
 LARGEST = Budget(124, 16, 94_500, 10.2, 360, 0, 0)
 SCRIPTS = {
     "timeseries": Budget(8, 7, 7_900, 10.9, 400, 0, 0),
+    "forecast": Budget(8, 7, 9_000, 11.1, 400, 0, 0),
     "tabular": Budget(8, 7, 8_610, 10.9, 400, 0, 0),
     "windows": Budget(8, 7, 8_970, 10.9, 400, 0, 0),
     "llm": Budget(8, 7, 8_050, 10.9, 400, 0, 0),

@@ -102,6 +102,21 @@ def series(path: Path) -> None:
     path.write_text(lines(table))
 
 
+def shops(path: Path) -> None:
+    """Days of some shops, sorted by date, of which some begin later or sell always the same."""
+    random = np.random.default_rng(0)
+    rows = ["shop,date,visits,sales,promotion"]
+    for day in np.arange(230):
+        for shop in range(7):
+            promotion = random.integers(5) // 4
+            visits = 10 + 5 * (day % 7) + random.normal()
+            sales = visits * 2**shop * (1 + promotion) if shop != 2 else 7
+            if day >= 40 * shop:  # the last ones begin in the test split and after it
+                date = np.datetime64("2024-01-01") + day
+                rows.append(f"{shop * 7 % 5}{shop},{date},{visits:.2f},{sales:.3f},{promotion}")
+    path.write_text("\n".join(rows))
+
+
 def prose(path: Path) -> None:
     """Some thousand words; the last block is shorter."""
     words = np.random.default_rng(0).choice(["the", "order", "of", "bytes", "is", "ä", "\n"], 3001)
@@ -174,6 +189,14 @@ CASES = {
         series,
         prepare="--input data.file --history 24 --horizon 6",
         script="--history 24 --horizon 6 --width 16 --batch_size 16",
+        package="--model.width 16 --data.batch_size 16",
+    ),
+    "forecast": Case(
+        shops,
+        prepare="--input data.file --series shop --targets sales --known promotion"
+        " --history 14 --horizon 5",
+        script="--series shop --targets sales --known promotion --history 14 --horizon 5"
+        " --width 16 --batch_size 16",
         package="--model.width 16 --data.batch_size 16",
     ),
     "llm": Case(

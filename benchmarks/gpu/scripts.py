@@ -1,4 +1,4 @@
-"""`python train.py --benchmark` of the six scripts on a GPU: all optimizations on against all off.
+"""`python train.py --benchmark` of the scripts on a GPU: all optimizations on against all off.
 
 Both take turns in one process, on the script's own synthetic data; the rounds give the range. The
 models are large enough that a GPU is not only waiting for Python. Takes about 2 minutes on an H200.
@@ -21,6 +21,7 @@ from rows import PROJECTS, Book, begin
 
 ROUNDS, STEPS = 5, 10
 SIZES = {
+    "forecast": "--history 168 --horizon 48 --width 1024 --batch_size 1024",
     "timeseries": "--history 336 --horizon 96 --width 512 --depth 2 --batch_size 256",
     "tabular": "--width 1024 --batch_size 4096",
     "llm": "--layers 12 --heads 12 --width 768 --block_size 1024 --batch_size 16",

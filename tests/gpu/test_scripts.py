@@ -1,4 +1,4 @@
-"""The six scripts on a GPU: they learn, go on after a signal, measure themselves, and never wait."""
+"""The scripts on a GPU: they learn, go on after a signal, measure themselves, and never wait."""
 
 import os
 import signal
@@ -18,6 +18,7 @@ pytestmark = [
 SMALL = {  # flags with which a script learns in 60 steps
     "tabular": (),
     "timeseries": ("--width", "64", "--learning_rate", "0.01"),
+    "forecast": ("--width", "64", "--learning_rate", "0.01"),
     "windows": ("--width", "64", "--learning_rate", "0.01"),
     "llm": (
         *("--block_size", "128", "--batch_size", "16", "--layers", "2", "--width", "256"),

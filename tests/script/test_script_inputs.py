@@ -117,6 +117,7 @@ def stocks():
 
 FILES: dict[str, Files] = {
     "timeseries": TABLES | TABLE["files"]["timeseries"],
+    "forecast": TABLES | TABLE["files"]["forecast"],
     "tabular": TABLES | TABLE["files"]["tabular"],
     "llm": TABLE["files"]["llm"],
     "seq2seq": TABLE["files"]["seq2seq"]
@@ -196,7 +197,7 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-@pytest.mark.parametrize("workload", ["tabular", "timeseries", "graph"])
+@pytest.mark.parametrize("workload", ["tabular", "timeseries", "forecast", "graph"])
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_gzip_file_is_one_line(workload, damage, tmp_path):
     """The other scripts read no compressed CSV file."""

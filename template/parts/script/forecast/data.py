@@ -90,7 +90,8 @@ def synthesize() -> list[list[str]]:
 def measure(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return mean and deviation of each column (C,); the deviation of a constant one is 1."""
     rows = rows.astype(np.float64)
-    return rows.mean(0), np.where(np.ptp(rows, 0) == 0, 1, rows.std(0))
+    std = rows.std(0)
+    return rows.mean(0), np.where(std, std, 1)
 
 
 def mean_change(targets: np.ndarray, season: int) -> np.ndarray:
@@ -125,9 +126,10 @@ class Data:
         names, times = map(np.array, zip(*keys, strict=True))
         values = np.array(rows, np.float32)
         _, firsts, self.series = np.unique(names, return_index=True, return_inverse=True)
+        ends = firsts[1:]
+        split_of = self.find_windows(settings.split, times, np.append(ends, len(rows)))
         self.season = settings.season or SEASONS.get(np.median(np.diff(times)), 1)
-        split_of = self.find_windows(settings.split, times, np.append(firsts[1:], len(rows)))
-        self.scale(values, np.split(values, firsts[1:]), np.split(split_of, firsts[1:]))
+        self.scale(values, np.split(values, ends), np.split(split_of, ends))
 
     def find_windows(self, split: str, times: np.ndarray, ends: np.ndarray) -> np.ndarray:
         """Number the windows of each split, and keep the rows where they begin.

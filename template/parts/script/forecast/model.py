@@ -12,13 +12,13 @@ class Model(nn.Module):
         num_known = len(data.known)
         self.targets = nn.Buffer(torch.tensor(data.targets), persistent=False)
         self.known = nn.Buffer(torch.tensor(data.known).long(), persistent=False)
-        self.linear = nn.Linear(settings.history, settings.horizon)
-        if data.known:
-            self.step = nn.Linear(num_known, len(data.targets), bias=False)
         num_inputs = settings.history * num_columns + settings.horizon * num_known
         self.mixer = Mixer(num_inputs, settings.width, settings.depth)
         self.dropout = nn.Dropout(settings.dropout)
         self.head = nn.Linear(settings.width, settings.horizon * len(data.targets))
+        self.linear = nn.Linear(settings.history, settings.horizon)
+        if data.known:
+            self.ahead = nn.Linear(num_known, len(data.targets), bias=False)
 
     def blocks(self) -> list[nn.Module]:
         """Return the modules to compile and to checkpoint, such as the layers of a transformer."""
@@ -41,7 +41,7 @@ class Model(nn.Module):
         from_linear = self.linear(history[:, :, self.targets].transpose(1, 2)).float()
         forecast = from_mlp + from_linear.transpose(1, 2)
         if len(self.known):
-            forecast = forecast + self.step(known).float()
+            forecast = forecast + self.ahead(known).float()
         return forecast, mean[:, :, self.targets], std[:, :, self.targets]
 
 
@@ -57,9 +57,9 @@ def compute_loss(model: nn.Module, batch: tuple) -> tuple[Tensor, Tensor, dict]:
     is_real = is_real[:, None, None].expand_as(target).float()
     errors = (forecast - (target - mean) / std) * is_real
     num_targets = is_real.sum()
-    loss = errors.abs().sum() / num_targets
+    total = errors.abs().sum()
     if model.training:
-        return loss, num_targets, {}
+        return total / num_targets, num_targets, {}
 
     def sum_by_series(values: Tensor) -> Tensor:
         return torch.zeros_like(changes).index_add(0, series, (values * is_real).sum(1))
@@ -69,8 +69,9 @@ def compute_loss(model: nn.Module, batch: tuple) -> tuple[Tensor, Tensor, dict]:
     size = (forecast.abs() + target.abs()).clamp(min=TINY)
     count = sum_by_series(is_real)
     metrics = {
+        "mae": (total, num_targets),
         "mse": (errors.square().sum(), num_targets),
         "mase": (sum_by_series(error) / changes, count),
         "smape": (sum_by_series(200 * error / size), count),
     }
-    return loss, num_targets, metrics
+    return total / num_targets, num_targets, metrics
