@@ -21,13 +21,13 @@ from rows import PROJECTS, Book, begin
 
 ROUNDS, STEPS = 5, 10
 SIZES = {
-    "forecast": "--history 168 --horizon 48 --width 1024 --batch_size 1024",
     "timeseries": "--history 336 --horizon 96 --width 512 --depth 2 --batch_size 256",
     "tabular": "--width 1024 --batch_size 4096",
     "llm": "--layers 12 --heads 12 --width 768 --block_size 1024 --batch_size 16",
     "windows": "--width 512 --depth 2 --batch_size 256",
     "seq2seq": "--layers 12 --heads 12 --width 768 --head_width 64 --hidden 3072 --batch_size 32",
     "graph": "--width 64 --batch_size 32",
+    "forecast": "--history 168 --horizon 48 --width 1024 --batch_size 1024",
 }
 NUMBER = r"([\d.e+-]+)"
 RANGE = rf"{NUMBER} \({NUMBER} to {NUMBER}\)"

@@ -200,15 +200,16 @@ def test_only_finite_states_are_saved(tmp_path):
     assert saved_steps(cwd)[-1] == 30
 
 
-def test_a_validation_loss_that_is_not_finite_is_never_the_best(tmp_path):
-    code = """
+@pytest.mark.parametrize(("workload", "metric"), [("timeseries", "loss"), ("forecast", "mase")])
+def test_the_lowest_validation_loss_or_mase_that_is_finite_is_the_best(workload, metric, tmp_path):
+    code = f"""
 evaluate = Trainer.evaluate
-losses = iter([-math.inf, 1.0, math.nan, 2.0, -math.inf, math.nan])
-Trainer.evaluate = lambda *arguments: evaluate(*arguments) | {"loss": next(losses)}
+values = iter([-math.inf, 1.0, math.nan, 2.0, -math.inf, math.nan])
+Trainer.evaluate = lambda *arguments: evaluate(*arguments) | {{"{metric}": next(values)}}
 """
-    assert_trained(train("timeseries", tmp_path, "--evaluate_every", "6", code=code), tmp_path)
+    assert_trained(train(workload, tmp_path, "--evaluate_every", "6", code=code), tmp_path)
     checkpoint = torch.load(last_checkpoint(tmp_path), weights_only=True)
-    assert (checkpoint["best_step"], checkpoint["best_loss"]) == (12, 1.0)
+    assert (checkpoint["best_step"], checkpoint[f"best_{metric}"]) == (12, 1.0)
 
 
 def test_fp16_that_skips_every_step_is_an_error(tmp_path):
