@@ -139,7 +139,7 @@ class Data:
         sizes = re.fullmatch(r"rest,(\d{1,9}),(\d{1,9})", split)
         if sizes:
             times = np.arange(len(times)) - ends[self.series]  # the last row of a series has -1
-            limits = [-int(sizes[1]) - int(sizes[2]), -int(sizes[2]), 0]
+            limits: Any = [-int(sizes[1]) - int(sizes[2]), -int(sizes[2]), 0]
         else:
             limits = np.append(np.sort(times), np.inf)[split_rows(split, len(times))]
         split_of = np.searchsorted(limits, times, side="right")
