@@ -473,8 +473,8 @@ def test_new_data_are_forecast_like_the_prepared_ones(tmp_path):
     assert columns.items() < of_store.items()
     arrays = PANEL.predicted(tmp_path)
     assert arrays["prediction"].ravel().tolist() == pytest.approx(of_store["prediction"])
-    ahead = arrays["ahead"].astype("M8[s]").astype("M8[us]")
-    assert ahead.ravel().tolist() == of_store["time"][::2]
+    ahead = arrays["time"].astype("M8[us]")
+    assert ahead.tolist() == of_store["time"]
 
     new = {"h": [dict(row, shop="h", town="Wien") for row in panel["a"]], "a": panel["a"]}
     new["h"][3]["holiday"] = "strike"
@@ -573,7 +573,7 @@ def test_wrong_series_to_forecast_are_one_line(tmp_path):
     last = some.pop()
     cases = {
         "no series": ([*some, {**last, "shop": ""}], "an empty cell: .*column 'shop'"),
-        "a lack of rows": (some, "'price' .*: series 'b', 2024-03-26T06:00:00: add rows"),
+        "a lack of rows": (some, "'price' .*: series 'b', 2024-03-26 06:00:00: add rows"),
         "a lack of a value": (
             [*some, {**last, "price": ""}],
             "an empty cell: .*2024-03-26T06:00:00, column 'price'",

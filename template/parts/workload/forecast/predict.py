@@ -41,19 +41,47 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
-    """Write a table with a row for each window, step and target."""
-    from ..dataset import write_new
+    """Write a table with a row for each window, step and target, or its columns to .npz."""
+    import numpy as np
+    import pyarrow as pa
+    from pyarrow import csv, parquet
 
     folder, project, step = open_run(arguments, load, needs_data=not arguments.input)
     output = output_path(arguments, folder, ".csv", ".parquet", ".npz")
+    columns = predicted(arguments, project)
+    with replacing(output) as file:
+        if output.suffix == ".npz":
+            np.savez(file, allow_pickle=False, **columns)
+        elif output.suffix == ".csv":
+            csv.write_csv(pa.table(columns), file)
+        else:
+            parquet.write_table(pa.table(columns), file)
+    print(f"{len(columns['time']):,} rows with forecasts of step {step} are in {output}")
+
+
+def predicted(arguments: argparse.Namespace, project: Any) -> dict[str, Any]:
+    """Return the columns of the table."""
+    import numpy as np
+
+    from ..dataset import write_new
+
     split = "every" if arguments.every else "future"
     with prediction_loader(arguments, project, write_new, split) as loader:
-        check_future(loader.samples)
+        samples = loader.samples
+        check_future(samples)
         windows = collected(project, loader)
-        count = len(windows["index"])
-        with replacing(output) as file:
-            write(file, output.suffix, windows, loader.samples)
-    print(f"{count:,} forecasts of step {step} are in {output}")
+        index = windows.pop("index")
+        store = samples.store
+        window, ahead, target = np.indices(windows["prediction"].shape).reshape(3, -1)
+        rows = samples.first_targets(index)[window] + ahead
+        facts = store.facts
+        return {
+            "time": dates(store, rows),
+            "series": all_series(store)[samples.series_of(index)[window]],
+            "step": ahead + 1,
+            "target": np.array(facts["columns"])[facts["targets"]][target],
+            **{name: values.ravel() for name, values in windows.items()},
+        }
 
 
 def check_future(samples: Samples) -> None:
@@ -99,38 +127,3 @@ def dates(store: Store, rows: np.ndarray) -> Any:
 
     times = store.arrays["time"].rows()
     return as_dates(times[rows], store.source)
-
-
-def write(file: Any, suffix: str, windows: dict[str, np.ndarray], samples: Samples) -> None:
-    """Write forecasts (N, H, G): as they are to .npz, otherwise with a row for each number.
-
-    In .npz, `ahead` are the times of the steps, in seconds since 1970 or as row numbers.
-    """
-    import numpy as np
-    import pyarrow as pa
-    from pyarrow import csv, parquet
-
-    store = samples.store
-    facts = store.facts
-    index = windows.pop("index")
-    series = all_series(store)[samples.series_of(index)]
-    targets = np.array(facts["columns"])[facts["targets"]]
-    rows = samples.first_targets(index)
-    if suffix == ".npz":
-        times = store.arrays["time"].rows()
-        windows["ahead"] = times[rows[:, None] + np.arange(samples.horizon)]
-        np.savez(file, allow_pickle=False, series=series, columns=targets, **windows)
-        return
-    window, ahead, target = np.indices(windows["prediction"].shape).reshape(3, -1)
-    columns = {
-        "time": dates(store, rows[window] + ahead),
-        "series": series[window],
-        "step": ahead + 1,
-        "target": targets[target],
-        **{name: values.ravel() for name, values in windows.items()},
-    }
-    table = pa.table(columns)
-    if suffix == ".csv":
-        csv.write_csv(table, file)
-    else:
-        parquet.write_table(table, file)

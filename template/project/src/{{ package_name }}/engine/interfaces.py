@@ -101,7 +101,7 @@ class Samples:
 
     @property
     def known_ahead(self) -> dict[str, list[int]]:
-        """Columns by array whose future a forecast may see, such as holidays; no leak to `check`."""
+        """Columns by array whose future a forecast may see, as of holidays; no leak to `check`."""
         return {}
 
     def __len__(self) -> int:
