@@ -2,6 +2,7 @@
 that are no panels. Nothing is taken for something else in silence."""
 
 import gzip
+import re
 import tracemalloc
 
 import numpy as np
@@ -468,6 +469,16 @@ BAD: dict[str, tuple[str, str, str]] = {
         f"{SHOPS} --split-by time --split rest,20,20",
         "'rest,20,20' is not a valid split",
     ),
+    "a gap without a unit": (
+        lines(shops()),
+        f"{SHOPS} --max-gap 2",
+        "no distance in time '2': --max-gap: use names like M30, H4, D2",
+    ),
+    "a gap that is too short": (
+        lines({name: cells[::2] for name, cells in shops().items()}),
+        f"{SHOPS} --max-gap H12 --horizon 9",
+        "no window fits into the .* --horizon",
+    ),
     "no rows": ("date,shop,sales\n", "--series shop", "a table without rows"),
 }
 
@@ -481,6 +492,18 @@ def test_a_fault_is_one_line(name, tmp_path):
 
 
 # ---- long gaps -----------------------------------------------------------------------------------
+
+
+def test_a_flag_says_how_long_a_gap_may_be(tmp_path):
+    table = shops()
+    apart = {name: cells[:20] + cells[24:] for name, cells in table.items()}
+    counts = []
+    for flag in ("", "--max-gap D5", "--max-gap d4"):
+        out = prepared(tmp_path, "forecast", lines(apart), f"{SHOPS} {flag}").out
+        assert ("absent rows, across which windows run" in out) == (flag == "")
+        counts.append(int(re.search(r"(\d+) train", out)[1]))
+    # Of 24 training rows, the gap is before row 20: first targets 19 to 22 are left out.
+    assert counts == [counts[0], counts[0], counts[0] - 4]
 
 
 def test_no_window_crosses_a_long_gap(tmp_path):
@@ -505,7 +528,7 @@ def test_no_window_crosses_a_long_gap(tmp_path):
             completing.add(name, times, values)
         panel = completing.finish(["a", "b"])
         borders = pieces.borders_by_end(panel, [20, 0])
-        cut = pieces.cut(panel, borders)
+        cut = pieces.find_pieces(panel, borders)
         assert len(cut) == 4
         for split in ("train", "validation", "future", "every"):
             firsts, counts = pieces.first_targets(cut, split, 4, 3)

@@ -67,6 +67,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "of the loss. last, zero: add absent rows, and use the last known value; for targets, the "
         "last value or 0, as of sales",
     )
+    add(
+        "--max-gap",
+        metavar="NAME",
+        help="leave out windows across a longer gap in time, such as M30, H2 or D1; closed nights "
+        "and weekends are none (default: windows run across gaps)",
+    )
 
 
 def add_columns(parser: argparse.ArgumentParser) -> None:

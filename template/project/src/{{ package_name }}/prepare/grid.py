@@ -6,9 +6,12 @@ absent, and when the rows after the last one come, follows from the numbers.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 
 import numpy as np
+
+from ..engine.errors import UserError
 
 DAY = 86400
 WEEK = 7 * DAY
@@ -18,6 +21,7 @@ SHORTEST = 4 * WEEK  # a shorter file does not show how its weeks are
 RARE = 0.1  # a slot with fewer rows than this fraction of the usual number is closed
 USUAL = 0.2  # the fraction of distances that makes one the usual one
 JITTER = 0.2  # distances of rows may differ from the usual one by this fraction
+UNITS = {"S": 1, "M": 60, "H": 3600, "D": DAY, "W": WEEK}
 SAMPLE = 1 << 20  # rows that show the grid
 
 
@@ -79,6 +83,15 @@ class Grid:
     def is_closed(self, times: np.ndarray) -> np.ndarray:
         """Whether a row is in a closed slot, and so before the one whose number it has."""
         return self.times(self.numbers(times)) - times > self.step // 2
+
+
+def seconds(name: str) -> int:
+    """Return the seconds of a distance in time, such as 7200 for `H2`."""
+    match = re.fullmatch(r"([SMHDW])([1-9]\d*)", name.upper())
+    if not match:
+        remedy = "use names like M30, H4, D2, W1"
+        raise UserError(f"no distance in time '{name}'", "--max-gap", remedy)
+    return UNITS[match[1]] * int(match[2])
 
 
 def find_grid(times: np.ndarray, ends: np.ndarray, zone: str = "") -> Grid:

@@ -16,7 +16,7 @@ import numpy as np
 
 from ..engine.errors import UserError
 from ..engine.loading.store import StoreWriter
-from .grid import Grid, find_grid
+from .grid import Grid, find_grid, seconds
 
 if TYPE_CHECKING:
     from .tables import RowBlock, Source
@@ -86,7 +86,8 @@ def read_panel(
     grid = Grid(**trained["grid"]) if trained else find_grid(rows.times, rows.ends, zone)
     completing = Completing(writer, source.path, roles, grid, horizon)
     completing.fill = source.flags.get("fill")
-    completing.max_gap = source.flags.get("max_gap")
+    max_gap = source.flags.get("max_gap")
+    completing.max_gap = seconds(max_gap) if max_gap else None
     for key, first, end in zip(keys, rows.firsts, rows.ends, strict=True):
         completing.add(key, rows.times[first:end], rows.values[first:end])
     return completing.finish(keys)
@@ -128,7 +129,9 @@ def read_table(
     assert roles is not None  # `blocks` raises an error for an empty table
     if trained is None:
         print_columns(overview)
-    writer.source = {"file": source.path.name, **source.style, "fill": source.flags.get("fill")}
+    writer.source = {"file": source.path.name, **source.style}
+    for flag in ("fill", "max_gap"):
+        writer.source[flag] = source.flags.get(flag)
     writer.source["time_column"] = roles.time
     return roles, number_of
 
