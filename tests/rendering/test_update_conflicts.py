@@ -18,6 +18,7 @@ CHANGES = [
     ({}, {"gpu": "h100", "extras": ["export", "pre_commit", "watch"]}),
     ({"gpu": "h100", "extras": ["watch"]}, {"gpu": "cpu", "extras": ["pre_commit"]}),
     ({"workload": "seq2seq"}, {"workload": "graph"}),
+    ({}, {"workload": "forecast"}),
     (
         {"layout": "script", "workload": "llm", "gpu": "h100"},
         {"layout": "script", "workload": "llm", "gpu": "cpu"},
