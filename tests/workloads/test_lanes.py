@@ -29,7 +29,8 @@ WORDS = ("train", *TINY["timeseries"], *LANES, "--evaluation.every_steps", "8")
 
 def model(order, project=PROJECT, frames=None, **sizes):
     """frames: their seconds, by name."""
-    given = {"width": 8, "depth": 2, "dropout": 0.0, "subtract_last": False, "linear_path": False}
+    given = {"width": 8, "depth": 2, "dropout": 0.0, "loss": "mse"}
+    given |= {"subtract_last": False, "linear_path": False}
     data = SimpleNamespace(order=order, stride=0)
     settings = SimpleNamespace(model=SimpleNamespace(**given | sizes), data=data)
     scale = {"history": 24, "mean": [0.0] * 3, "std": [1.0] * 3}

@@ -2,8 +2,11 @@
 
 import json
 import re
+from datetime import UTC, datetime
 
 import numpy as np
+import pyarrow.csv
+import pyarrow.parquet
 import pytest
 from made_up import files_of, lines, prepare, prepared, values, written
 from made_up import store as opened_store
@@ -90,23 +93,33 @@ def test_the_lstm_is_not_compiled(tmp_path):
 # ---- evaluate and predict ------------------------------------------------------------------------
 
 
-def test_the_baseline_is_as_a_slow_reading_makes_them(tmp_path):
+def test_loss_and_baseline_are_as_a_slow_reading_makes_them(tmp_path):
     prepared(tmp_path, "timeseries", text(values()), "--targets wave,noise --split 700,150,150")
-    baseline = SERIES.module("dataset").baseline_loss(store(tmp_path), "test")
     table = values().astype(np.float32).astype(np.float64)[:, [0, 2]]
-    table = (table - table[:700].mean(0)) / table[:700].std(0)
+    std = table[:700].std(0)
+    table = (table - table[:700].mean(0)) / std
     starts = range(850, 1000 - 6 + 1)
     ahead = np.stack([table[start : start + 6] for start in starts])
     repeated = np.stack([table[start - 1 : start] for start in starts])
-    losses = [(error**2).mean() for error in (ahead, ahead - repeated)]
-    assert baseline == pytest.approx(min(losses), rel=1e-4)
+    for loss, power in (("mae", 1), ("mse", 2)):
+        done(tmp_path, *SMALL, *(() if loss == "mae" else ("--model.loss", loss)))
+        evaluation = SERIES.evaluated(tmp_path)
+        metrics = evaluation["metrics"]
+        assert metrics["loss"] == metrics[loss]
+        losses = [(np.abs(error) ** power).mean() for error in (ahead, ahead - repeated)]
+        assert evaluation["baseline_loss"] == pytest.approx(min(losses), rel=1e-4)
+        assert "baseline_loss" not in metrics
+        forecast = SERIES.predicted(tmp_path)["prediction"]
+        mean = values().astype(np.float32)[:700, [0, 2]].mean(0)
+        error = (forecast - mean) / std - ahead
+        assert metrics[loss] == pytest.approx((np.abs(error) ** power).mean(), rel=1e-4)
 
 
 def test_predicts_a_split_and_what_comes_after_new_data(tmp_path, monkeypatch):
     prepared(tmp_path, "timeseries", text(values()))
     done(tmp_path, *SMALL)
     split = SERIES.predicted(tmp_path)
-    assert split.keys() == {"prediction", "time", "columns"}
+    assert split.keys() == {"prediction", "time", "ahead", "columns"}
     assert split["prediction"].shape == (145, 6, 3)
     time_behind = re.sub("(.*?),(.*)", r"\2,\1", text(values()[:900]))
     written(tmp_path, time_behind, "new.csv")
@@ -130,6 +143,75 @@ def test_predicts_a_split_and_what_comes_after_new_data(tmp_path, monkeypatch):
     for content, says in (too_short, (with_line(5, f"{FOUR},1,,3"), "an empty cell: .*row 5")):
         written(tmp_path, content, "new.csv")
         one_error(SERIES.run("predict", "--input", "new.csv", cwd=tmp_path), says)
+
+
+def table_of(folder, name, *words):
+    done(folder, "predict", "--output", name, *words)
+    if name.endswith(".csv"):
+        return pyarrow.csv.read_csv(folder / name).to_pydict()
+    return pyarrow.parquet.read_table(folder / name).to_pydict()
+
+
+ZONE = {"timezone": "Europe/Berlin"}
+# name: the last row, the distance of rows, the source of the data, the next three times in a CSV
+DATED: dict[str, tuple[str, int, dict, list[str]]] = {
+    "dates": (
+        "2020-02-28",
+        86400,
+        {},
+        [f"2020-0{day} 00:00:00" for day in ("2-29", "3-01", "3-02")],
+    ),
+    "hours of a zone": (
+        "2020-10-24T23:00",
+        3600,
+        ZONE,
+        ["2020-10-25 02:00:00+0200", "2020-10-25 02:00:00+0100", "2020-10-25 03:00:00+0100"],
+    ),
+    "days of a zone": (
+        "2020-10-24T22:00",
+        86400,
+        ZONE,
+        ["2020-10-26 00:00:00+0100", "2020-10-27 00:00:00+0100", "2020-10-28 00:00:00+0100"],
+    ),
+    "row numbers": ("1970-01-01T00:01", 1, {"time_column": "none"}, ["61", "62", "63"]),
+}
+
+
+def test_forecasts_after_the_data_have_the_times_of_their_kind(tmp_path):
+    predict = SERIES.module("commands.predict")
+    clocks = SERIES.module("prepare.clocks")
+    for last, step, source, expected in DATED.values():
+        end = np.datetime64(last, "s").astype(int)
+        later = clocks.times_after(np.array([end]), step, 3, source.get("timezone"))
+        ahead = np.stack([end - step * np.arange(3)[::-1], later])
+        windows = {"prediction": np.zeros((2, 3, 1)), "columns": np.array(["a"]), "ahead": ahead}
+        table = predict.as_table(windows, source)
+        pyarrow.csv.write_csv(table, tmp_path / "p.csv")
+        cells = [line.split(",") for line in (tmp_path / "p.csv").read_text().splitlines()[1:]]
+        assert [cell[1] for cell in cells] == [*"123123"]
+        assert [cell[0] for cell in cells[3:]] == expected
+        if "time_column" not in source:  # `prepare` reads it again
+            written(tmp_path, lines({"time": expected, "a": [1, 2, 3]}))
+            assert " is not a time " not in prepare(tmp_path, "timeseries", "table.csv").err
+
+
+def test_a_table_of_forecasts_has_dates_steps_and_names(tmp_path):
+    """Those of the prepared data, and those that follow them."""
+    prepared(tmp_path, "timeseries", text(values()), "--targets walk,noise")
+    done(tmp_path, *SMALL)
+    arrays = SERIES.predicted(tmp_path)
+    forecasts = arrays["prediction"]
+    expected = []
+    for known in arrays["time"]:
+        for step in range(6):
+            time = datetime.fromtimestamp(known + 3600 * (step + 1), UTC).replace(tzinfo=None)
+            expected += [(time, step + 1, name) for name in ("walk", "noise")]
+    for name in ("p.csv", "p.parquet"):
+        table = table_of(tmp_path, name)
+        assert list(table) == ["time", "step", "target", "prediction"]
+        rows = list(zip(table["time"], table["step"], table["target"], strict=True))
+        assert rows == expected
+        np.testing.assert_allclose(table["prediction"], forecasts.ravel(), rtol=1e-6)
 
 
 # ---- bad input -----------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ class Model(nn.Module):
     def __init__(self, settings: Settings, data: Data):
         super().__init__()
         self.horizon = settings.horizon
+        self.loss = settings.loss
         self.targets = nn.Buffer(torch.tensor(data.columns), persistent=False)
         num_columns = data.series.shape[1]
         self.lstm = nn.LSTM(num_columns, settings.width, settings.depth, batch_first=True)
@@ -36,13 +37,13 @@ class Model(nn.Module):
 
 
 def compute_loss(model: nn.Module, batch: tuple) -> tuple[Tensor, Tensor, dict]:
-    """Return the mean squared error, the number of targets, and sum and count of other metrics."""
+    """Return the mean loss, the number of targets, and sum and count of other metrics."""
     history, target, is_real = batch
     errors = (model(history) - target) * is_real[:, None, None]
     num_targets = is_real.sum(dtype=torch.float32) * target[0].numel()
-    squared_error = errors.square().sum()
+    losses = errors.abs() if model.loss == "mae" else errors.square()
     metrics = {}
     if not model.training:
-        metrics["mse"] = (squared_error, num_targets)
+        metrics["mse"] = (errors.square().sum(), num_targets)
         metrics["mae"] = (errors.abs().sum(), num_targets)
-    return squared_error / num_targets, num_targets, metrics
+    return losses.sum() / num_targets, num_targets, metrics

@@ -16,6 +16,9 @@ class Settings(RunSettings):
     dropout: float = setting(
         0.2, "fraction of hidden units that dropout zeroes before the last layer", high=1
     )
+    loss: str = setting(
+        "mae", "error that training minimizes: absolute or squared", choices=["mae", "mse"]
+    )
     # optimizer
     batch_size: int = setting(64, "samples in a micro-batch; a larger one fills a GPU better")
     # optimization

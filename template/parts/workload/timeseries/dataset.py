@@ -74,32 +74,23 @@ class Samples(interfaces.Samples):
 
 
 def finish(metrics: dict[str, float], store: Store, split: str, sums: Batch) -> dict[str, float]:
-    """Add `r2`: 1 − squared error ÷ variance of the split's standardized targets."""
-    variance = float(standardized(store, *store.splits[split]).var(0).mean())
-    if variance > 0 and "mse" in metrics:
-        return {**metrics, "r2": 1 - metrics["mse"] / variance}
-    return metrics
+    """Add `r2` and `baseline_loss`.
 
-
-def standardized(store: Store, first: int, last: int) -> np.ndarray:
-    """Return the standardized target columns (rows, G), float64."""
+    `r2` is 1 − squared error ÷ variance of the split's standardized targets. `baseline_loss` is the
+    loss of the training mean, or of repeating the last value if that is better.
+    """
+    results = dict(metrics)
+    baselines = [results.pop(name) for name in metrics if name.startswith("loss_of_")]
+    if baselines:  # your own model may have none
+        results["baseline_loss"] = min(baselines)
     facts = store.facts
-    values = store.arrays["rows"].rows()[first:last, facts["targets"]]
-    return (values - np.array(facts["target_mean"])) / np.array(facts["target_std"])
-
-
-def baseline_loss(store: Store, split: str) -> float:
-    """Return the loss of the training mean, or of repeating the last value if that is better."""
-    samples = Samples(store, None, split)
-    count = len(samples)
-    rows = standardized(store, samples.first - 1, samples.first + count + samples.horizon - 1)
-    of_mean = 0.0
-    of_last = 0.0
-    for ahead in range(1, samples.horizon + 1):
-        targets = rows[ahead : ahead + count]
-        of_mean += float(np.square(targets).mean())
-        of_last += float(np.square(targets - rows[:count]).mean())
-    return min(of_mean, of_last) / samples.horizon
+    first, last = store.splits[split]
+    targets = store.arrays["rows"].rows()[first:last, facts["targets"]]
+    targets = (targets - np.array(facts["target_mean"])) / np.array(facts["target_std"])
+    variance = float(targets.var(0).mean())
+    if variance > 0 and "mse" in metrics:
+        results["r2"] = 1 - metrics["mse"] / variance
+    return results
 
 
 # --- series without `prepare`

@@ -64,6 +64,7 @@ class Forecaster(nn.Module):
         num_targets = len(facts["targets"])
         self.horizon = facts["horizon"]  # rows
         self.subtract = sizes.subtract_last
+        self.loss = sizes.loss
         self.register_buffer("targets", torch.tensor(facts["targets"]), persistent=False)
         dtype = getattr(torch, frame.get("dtype", "float32"))
         self.register_buffer("mean", torch.tensor(frame["mean"], dtype=dtype))
@@ -100,21 +101,29 @@ class Forecaster(nn.Module):
     def forward(self, batch: Batch) -> Output:
         forecast = self.forecast(batch)
         target = ((batch["target"] - self.target_mean) / self.target_std).float()  # (B, H, G)
-        present = batch["present"]
+        present = batch["present"][:, None, None]
         total_weight = present.sum(dtype=torch.float32) * (self.horizon * len(self.targets))
-        error = (forecast - target) * present[:, None, None]
-        squares = error.square()
-        loss = squares.sum() / total_weight.clamp(min=1)
+        error = (forecast - target) * present
+        loss = self.sum_losses(error) / total_weight.clamp(min=1)
         if self.training:
             return Output(loss, total_weight)
+        last = ((batch["rows"][:, -1:, self.targets] - self.target_mean) / self.target_std).float()
+        squares = error.square()
         sums = {
             "mse": squares.sum(),
             "mae": error.abs().sum(),
             "mse_original": (squares * self.target_std**2).sum(),
             "mae_original": (error.abs() * self.target_std).sum(),
+            "loss_of_last": self.sum_losses((target - last) * present),
+            "loss_of_mean": self.sum_losses(target * present),
         }
         metrics = {name: (value, total_weight) for name, value in sums.items()}
         return Output(loss, total_weight, metrics)
+
+    def sum_losses(self, error: Tensor) -> Tensor:
+        """Return the sum of the losses of standardized errors."""
+        losses = error.abs() if self.loss == "mae" else error.square()
+        return losses.sum()
 
     def predict(self, batch: Batch) -> dict[str, Any]:
         """Return `prediction` (B, H, G) in the targets' own units."""

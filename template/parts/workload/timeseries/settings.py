@@ -58,6 +58,10 @@ class Model(Section):
     """Add a linear map of the history to the LSTM's forecast. On periodic series this map alone is
     hard to beat."""
 
+    loss: Literal["mae", "mse"] = "mae"
+    """Error that training minimizes: absolute (mae) or squared (mse). The absolute error follows
+    outliers less."""
+
 
 class Optimizer(Section):
     """How weights change at each step."""

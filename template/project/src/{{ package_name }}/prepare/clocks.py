@@ -103,10 +103,10 @@ def as_dates(times: np.ndarray, source: dict[str, Any]) -> pa.Array:
     return pa.array(times, pa.timestamp("s", source.get("timezone")))
 
 
-def times_after(last: int, step: int, count: int, zone: str | None) -> np.ndarray:
-    """Return the `count` times that follow the time `last`. Steps of days follow local clocks."""
+def times_after(last: np.ndarray, step: int, count: int, zone: str | None) -> np.ndarray:
+    """Return the `count` times that follow the time `last` (1,). Days follow local clocks."""
     ahead = step * np.arange(1, count + 1)
     if not zone or step % DAY:
         return last + ahead
-    local = pc.local_timestamp(pa.scalar(last, pa.timestamp("s", zone))).value
-    return from_local((local + ahead).astype("M8[s]"), zone, "latest")
+    local = pc.local_timestamp(pa.array(last, pa.timestamp("s", zone)))
+    return from_local(np.array(local) + ahead, zone, "latest")
