@@ -39,7 +39,7 @@ SMALL = ("--model.width", "8", "--training.max_steps", "6", "--evaluation.every_
 def test_gaps_between_jittered_times_are_those_of_missing_rows(tmp_path):
     times = np.delete(jittered(), range(400, 440))
     out = prepared(tmp_path, "timeseries", series(times)).out
-    assert "gaps in time, which windows run across: 1" in out
+    assert "gaps in time, which windows run across without --max-gap: 1" in out
 
 
 def test_new_rows_are_on_the_grid_of_the_training_data(tmp_path):
@@ -252,6 +252,101 @@ def test_an_index_of_times_of_pandas_is_the_time(index, tmp_path):
         assert result.code == 0, result.err
         assert contents(tmp_path, "timeseries") == expected
         assert store(tmp_path, "timeseries").source["time_column"] == index
+
+
+# ---- several series in one table -----------------------------------------------------------------
+
+DAYS = [str(np.datetime64("2022-01-01") + row) for row in range(400)]
+
+
+def panel(by="store", names=("a", "b", "c"), **more):
+    """Rows of several series, sorted by one of two columns, and a count of sales."""
+    pairs = [(day, name) for name in names for day in DAYS]
+    if by == "date":
+        pairs = [(day, name) for day in DAYS for name in names]
+    sales = np.random.default_rng(0).integers(0, 30, len(pairs))
+    table = {"date": [day for day, _ in pairs], "store": [name for _, name in pairs]}
+    return table | {"sales": sales.tolist(), **more}
+
+
+OTHER_DAYS = [DAYS[row] for number in (200, 0) for row in range(number, number + 200)]
+PANELS: dict[str, tuple[dict[str, list], str]] = {
+    "by series": (panel(), ""),
+    "by date": (panel("date"), ""),
+    "numbers": (panel(names=(1, 2, 3)), ""),
+    "numbers, by date": (panel("date", names=(1, 2, 3)), ""),
+    "the newest date first": ({n: c[::-1] for n, c in panel("date", (1, 2)).items()}, ""),
+    "no time": (panel(names=(1, 2, 3)), "--time-column none --drop date"),
+    "no time, by date": (panel("date", names=(1, 2, 3)), "--time-column none --drop date"),
+    "no time, texts": (panel(), "--time-column none"),
+    "other times": (
+        {"date": OTHER_DAYS, "store": [1] * 200 + [2] * 200, "sales": [*range(400)]},
+        "",
+    ),
+}
+
+
+def test_several_series_are_refused_and_the_workload_for_them_is_named(tmp_path):
+    command = "copier update --defaults -r :current: -d workload=forecast"
+    for table, flags in PANELS.values():
+        path = written(tmp_path, lines(table))
+        says = "the table has several series, which column 'store' names: table.csv: "
+        one_error(prepare(tmp_path, "timeseries", path, flags), f"{says}.*{command}")
+    for number in range(2):
+        (tmp_path / "shops").mkdir(exist_ok=True)
+        table = {"date": DAYS, "sales": panel()["sales"][400 * number :][:400]}
+        written(tmp_path / "shops", lines(table), f"{number}.csv")
+    one_error(prepare(tmp_path, "timeseries", "shops"), f"shops/1.csv, row 1, .*{command}")
+
+
+AUTUMN = np.insert(np.arange("2024-10-26T00", "2024-10-29T00", 3600, "M8[s]"), 27, HOURS[26])
+SUMMER = [1] * 27 + [0] * (len(AUTUMN) - 27)
+SECOND = np.arange(0, 75_000, 250, "M8[ms]").astype("M8[s]").tolist()
+# One series, what `prepare` says of it, or that it accepts it.
+ONE_SERIES: dict[str, tuple[dict[str, list], str, str]] = {
+    "clocks go back": (
+        {"date": AUTUMN.tolist(), "is_summer": SUMMER, "sales": [*range(len(AUTUMN))]},
+        "",
+        "is not later than the time before: .*row 28, .*--timezone",
+    ),
+    "the newest first": (
+        {
+            "date": DAYS[::-1],
+            "is_open": [row % 7 // 6 for row in range(400)],
+            "sales": [*range(400)],
+        },
+        "",
+        "sort the rows by time",
+    ),
+    "several rows in a second": (
+        {"date": SECOND, "state": [row // 40 % 2 for row in range(300)], "a": [*range(300)]},
+        "--time-column none --drop date",
+        "",
+    ),
+    "a year and its days": (
+        {
+            "year": [2020 + row // 365 for row in range(1095)],
+            "day": [row % 365 for row in range(1095)],
+            "a": [*range(1095)],
+        },
+        "--time-column none",
+        "",
+    ),
+    "months": (
+        {"date": DAYS, "month": [int(day[5:7]) for day in DAYS], "a": [*range(400)]},
+        "",
+        "",
+    ),
+}
+
+
+def test_one_series_is_not_taken_for_several(tmp_path):
+    for name, (table, flags, says) in ONE_SERIES.items():
+        result = prepare(tmp_path, "timeseries", written(tmp_path, lines(table)), flags)
+        if says:
+            assert "forecast" not in one_error(result, says)
+        else:
+            assert result.code == 0, (name, result.err)
 
 
 # ---- columns -------------------------------------------------------------------------------------

@@ -126,7 +126,7 @@ def test_a_run_of_three_frames_trains_forecasts_and_is_refused_without_the_extra
     same_windows = new["prediction"][place:][:40]
     np.testing.assert_allclose(same_windows, split["prediction"][:40], rtol=1e-5, atol=1e-5)
     refused = run(render(workload="timeseries"), *SMALL, cwd=tmp_path)
-    one_error(refused, "time frames or gaps: .*: add the extra `frames`")
+    one_error(refused, "time frames: .*: add the extra `frames`")
 
 
 def test_scales_come_from_bars_that_have_closed_before_the_training_border(tmp_path):
@@ -175,21 +175,22 @@ def crosses(times, first, last, longest):
     return bool((np.diff(times[first:last]).astype(int) > longest).any())
 
 
+@pytest.mark.parametrize("name", ["timeseries", "timeseries+frames"])
 @pytest.mark.parametrize("jitter", [0, 40])
-def test_windows_across_a_longer_gap_are_left_out_of_each_split(jitter, tmp_path):
+def test_windows_across_a_longer_gap_are_left_out_of_each_split(jitter, name, tmp_path):
     """Their values are the numbers of their rows."""
     times = GAPS + np.random.default_rng(0).integers(-jitter, jitter + 1, len(GAPS))
     content = lines({"date": list(times), "row": list(range(len(times)))})
     flags = "--max-gap H1 --split 700,100,138"
-    out = prepared(tmp_path, "timeseries+frames", content, flags).out
-    borders = store(tmp_path, "timeseries+frames").splits
+    out = prepared(tmp_path, name, content, flags).out
+    borders = store(tmp_path, name).splits
     counts = []
     for split, (first, last) in borders.items():
         expected = []
         for row in range(max(first, 24), last - 6 + 1):
             if not crosses(times, row - 24, row + 6, 3600 + 180):
                 expected.append(row)
-        read = of_split(tmp_path, split)
+        read = windows(tmp_path, split, Workload(name))
         assert [int(window["target"][0, 0, 0]) for window in read] == expected
         for window in read:
             rows = [*window["rows"][0, :, 0].tolist(), *window["target"][0, :, 0].tolist()]
@@ -199,24 +200,26 @@ def test_windows_across_a_longer_gap_are_left_out_of_each_split(jitter, tmp_path
     assert "windows left out, across gaps longer than H1: 87" in out
 
 
-def test_a_run_without_windows_across_gaps_trains_evaluates_and_forecasts(tmp_path):
-    prepared(tmp_path, "timeseries+frames", series(GAPS), "--max-gap H1 --split 700,100,138")
-    FRAMES.done(*SMALL, cwd=tmp_path)
-    baseline = FRAMES.evaluated(tmp_path)["baseline_loss"]
+@pytest.mark.parametrize("name", ["timeseries", "timeseries+frames"])
+def test_a_run_without_windows_across_gaps_trains_evaluates_and_forecasts(name, tmp_path):
+    workload = Workload(name)
+    prepared(tmp_path, name, series(GAPS), "--max-gap H1 --split 700,100,138")
+    workload.done(*SMALL, cwd=tmp_path)
+    baseline = workload.evaluated(tmp_path)["baseline_loss"]
     table = values(len(GAPS))[:, 0].astype(np.float32)
     seconds = GAPS.astype(np.int64)
-    rows = np.searchsorted(seconds, FRAMES.predicted(tmp_path)["time"])
+    rows = np.searchsorted(seconds, workload.predicted(tmp_path)["time"])
     errors = [table[rows + ahead] - table[rows] for ahead in range(1, 7)]
-    std = store(tmp_path, "timeseries+frames").facts["target_std"][0][0]
+    std = store(tmp_path, name).facts["target_std"][0][0]
     assert baseline == pytest.approx(np.abs(errors).mean() / std, rel=1e-4)
 
     written(tmp_path, series(GAPS[200:400]), "new.csv")
-    new = FRAMES.predicted(tmp_path, "--input", "new.csv")["time"]
+    new = workload.predicted(tmp_path, "--input", "new.csv")["time"]
     assert new.tolist() == [*seconds[200 + 23 : 300], *seconds[300 + 23 : 400]]
     written(tmp_path, series(GAPS[285:315]), "new.csv")
     says = "no window fits into the 30 rows of the split input"
-    one_error(FRAMES.run("predict", "--input", "new.csv", cwd=tmp_path), says)
-    with_lanes = render(workload="timeseries", extras=["lanes", "frames"])
+    one_error(workload.run("predict", "--input", "new.csv", cwd=tmp_path), says)
+    with_lanes = render(workload="timeseries", extras=["lanes", *name.split("+")[1:]])
     words = (*SMALL, "--data.order", "lanes")
     one_error(run(with_lanes, *words, cwd=tmp_path), "lanes .*--max-gap.*data.order")
 

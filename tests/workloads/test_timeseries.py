@@ -279,7 +279,7 @@ def test_gaps_empty_cells_and_constant_columns_are_said_and_trained(tmp_path):
         rows[number] = rows[number].rpartition(",")[0] + ","
     del rows[300:340]
     out = prepared(tmp_path, "timeseries", "\n".join(rows), "--fill last").out
-    assert "gaps in time, which windows run across: 1" in out
+    assert "gaps in time, which windows run across without --max-gap: 1" in out
     assert "note: column 'noise' is constant in the training rows" in out
     assert re.search(r"columns: +min +max +distinct +missing\n  wave ", out)
     assert re.search(r"  noise +7 +7 +1 +10\n", out)

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 
 from .engine import interfaces
-from .engine.errors import UserError
 from .engine.interfaces import Batch, Rows, Spans
 from .engine.loading.store import Store, StoreWriter
 from .prepare.frames import TEMPORARY, fill, make_frames, write_frames
@@ -40,9 +39,6 @@ class Samples(interfaces.Samples):
         self.base, *self.others = facts["frames"]
         self.targets = torch.tensor(facts["targets"])
         self.horizon = facts["horizon"] if split != "input" else 0
-        if settings and settings.data.order == "lanes" and store.source.get("max_gap"):
-            what = "lanes read every window, and --max-gap left some out"
-            raise UserError(what, "data.order", "use another order, or prepare without --max-gap")
         windows = store.arrays["windows"].rows()
         begin, end = np.searchsorted(windows, [first, last - self.horizon + 1])
         self._first_targets = windows[begin:end]

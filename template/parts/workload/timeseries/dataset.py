@@ -1,7 +1,8 @@
 """What a sample is: a window of history, and the rows that follow.
 
 Replace it with your own, together with `commands/prepare.py`. The prepared dataset has the array
-`rows`, (rows, C), oldest first, and their times.
+`rows`, (rows, C), oldest first, and their times; with `prepare --max-gap` also `windows`, the rows
+of the first targets of all windows.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from .prepare.series import (
     describe,
     describe_frame,
     read_series,
+    write_windows,
 )
 from .prepare.splits import borders
 from .settings import WORKLOAD, Settings
@@ -38,9 +40,9 @@ class Samples(interfaces.Samples):
 
     def __init__(self, store: Store, settings: Settings | None, split: str):
         facts = store.facts
-        if list(store.arrays) != ["rows", "time"]:
-            remedy = "add the extra `frames`, or run `prepare` without --frames and --max-gap"
-            raise UserError("the data have time frames or gaps", str(store.folder), remedy)
+        if not store.arrays.keys() <= {"rows", "time", "windows"}:
+            remedy = "add the extra `frames`, or run `prepare` without --frames"
+            raise UserError("the data have time frames", str(store.folder), remedy)
         first, last = store.splits[split]
         self.store = store
         self.targets = torch.tensor(facts["targets"])
@@ -48,13 +50,19 @@ class Samples(interfaces.Samples):
         self.horizon = facts["horizon"] if split != "input" else 0
         self.first = max(first, self.history)  # row of the first target
         self.count = max(last - self.horizon - self.first + 1, 0)
+        self.windows = None
+        if "windows" in store.arrays:  # of `prepare --max-gap`
+            rows = store.arrays["windows"].rows()
+            begin, end = np.searchsorted(rows, [first, last - self.horizon + 1])
+            self.windows = rows[begin:end]
+            self.count = len(self.windows)
 
     def __len__(self) -> int:
         return self.count
 
     def first_targets(self, indices: np.ndarray) -> np.ndarray:
         """Return the row of the first target of each sample."""
-        return indices + self.first
+        return indices + self.first if self.windows is None else self.windows[indices]
 
     def spans(self, indices: np.ndarray, epoch: int) -> dict[str, Spans]:
         starts = np.where(indices < 0, -1, self.first_targets(indices) - self.history)
@@ -138,4 +146,6 @@ def write_new(path: Path, flags: dict[str, Any], trained: Store, folder: Path) -
         check_step(series, frame["step"], str(path))
         writer.facts = trained.facts
         writer.splits = {"input": [0, len(series)]}
-        count_windows(range(frame["history"], len(series) + 1), writer.splits, horizon=0)
+        max_gap = trained.source.get("max_gap")
+        windows = write_windows(writer, series, frame["history"], 0, max_gap)
+        count_windows(windows, writer.splits, horizon=0)

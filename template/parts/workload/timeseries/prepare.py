@@ -27,6 +27,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="number of rows to forecast (default: 24)",
     )
     add(
+        "--max-gap",
+        metavar="NAME",
+        help="leave out windows across a longer gap in time, such as M30, H2 or D1 (default: "
+        "windows run across gaps)",
+    )
+    add(
         "--split",
         default="0.7,0.15,0.15",
         metavar="TRAIN,VALIDATION,TEST",
@@ -65,7 +71,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def main(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     """Read, check and write the series, and print a summary."""
     from ..engine.loading.store import StoreWriter, check_folder
-    from ..prepare.series import count_windows, describe, describe_frame, read_series
+    from ..prepare.series import (
+        count_windows,
+        describe,
+        describe_frame,
+        read_series,
+        write_windows,
+    )
     from ..prepare.tables import Source, place_of
     from ..settings import WORKLOAD
 
@@ -81,7 +93,8 @@ def main(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
         frame = describe_frame("rows", series, history, splits["train"][1])
         writer.facts = describe(series.names, targets, horizon, [frame])
         writer.splits = splits
-        counts = count_windows(range(history, len(series)), splits, horizon)
+        windows = write_windows(writer, series, history, horizon, arguments.max_gap)
+        counts = count_windows(windows, splits, horizon)
 
     print(f"rows:       {len(series):,}, {history} in a window")
     print(f"windows:    {', '.join(counts)}")

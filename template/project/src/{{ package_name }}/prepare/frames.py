@@ -8,7 +8,6 @@ all windows.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,11 +15,19 @@ import numpy as np
 
 from ..engine.errors import UserError
 from ..engine.loading.store import StoreWriter
-from .series import JITTER, Series, count_windows, describe, describe_frame, is_close
+from .series import (
+    JITTER,
+    Series,
+    count_windows,
+    describe,
+    describe_frame,
+    is_close,
+    seconds,
+    without_gaps,
+)
 from .splits import borders
 
 TEMPORARY = (".values", ".times")  # arrays of the series, which are deleted after resampling
-UNITS = {"S": 1, "M": 60, "H": 3600, "D": 86400, "W": 604800}
 GRIDS = [seconds for seconds in range(1, 86401) if 86400 % seconds == 0]  # parts of a day
 
 
@@ -53,15 +60,6 @@ def make_frames(series: Series, histories: dict[str, int], rules: dict[str, str]
         closed = np.searchsorted(bars.times, base.times + base.step - step, "right")
         frames.append(Frame(name, history, bars, closed))
     return frames
-
-
-def seconds(name: str) -> int:
-    """Return the seconds of a frame's name, such as 900 for `M15`."""
-    match = re.fullmatch(r"([SMHDW])([1-9]\d*)", name.upper())
-    if not match:
-        remedy = "use names like M1, M15, H4, D1"
-        raise UserError(f"no time frame '{name}'", "--frames, --max-gap", remedy)
-    return UNITS[match[1]] * int(match[2])
 
 
 # --- resampling
@@ -117,18 +115,6 @@ def resample(series: Series, step: int, rules: dict[str, str]) -> Series:
 # --- windows and arrays
 
 
-def without_gaps(rows: np.ndarray, base: Frame, horizon: int, max_gap: str) -> np.ndarray:
-    """Return those of the first targets `rows` whose windows cross no longer gap than `max_gap`.
-
-    A window is the history and the targets in the first frame, `base`.
-    """
-    is_gap = np.diff(base.bars.times) > seconds(max_gap) + JITTER * base.bars.step
-    num_gaps = np.append(0, np.cumsum(is_gap))  # before each row
-    is_whole = num_gaps[rows - base.history] == num_gaps[rows + horizon - 1]
-    print(f"note: windows left out, across gaps longer than {max_gap}: {(~is_whole).sum():,}")
-    return rows[is_whole]
-
-
 def write_frames(
     writer: StoreWriter,
     frames: list[Frame],
@@ -145,7 +131,7 @@ def write_frames(
     reach = max(int(np.searchsorted(frame.closed, frame.history)) + 1 for frame in frames)
     first_targets = np.arange(reach, len(base.bars) - horizon + 1)
     if max_gap:
-        first_targets = without_gaps(first_targets, base, horizon, max_gap)
+        first_targets = without_gaps(first_targets, base.bars, base.history, horizon, max_gap)
     writer.append("windows", first_targets)
     writer.append(base.name, base.bars.values)
     writer.append("time", base.bars.times)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,8 @@ from ..engine.errors import UserError
 from ..engine.loading.store import StoreWriter
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from .overview import Column
     from .tables import RowBlock, Source
 
@@ -22,6 +25,7 @@ BLOCK_ROWS = 16_384  # fit into the cache of a processor
 TINY = np.finfo(np.float32).tiny
 ROUNDING = 1e-13  # relative; sums of equal float64 numbers may be off by less
 JITTER = 0.2  # distances of rows may differ from the usual one by this fraction
+UNITS = {"S": 1, "M": 60, "H": 3600, "D": 86400, "W": 604800}
 BEFORE_ALL = np.iinfo(np.int64).min // 2  # earlier than any time
 INDEX = re.compile(r"Unnamed: \d+.*|__index_level_\d+__|index")  # names that pandas gives
 FIX = "fix it, join a time of day and its date, or see --time-column, --drop, --missing, --decimal"
@@ -30,6 +34,12 @@ NO_TIME = (
     "such as --time-format ms; give all times an offset, or none; or see --time-column"
 )
 SORT = "sort the rows by time; if no column is a time, `prepare` with --time-column none"
+FORECAST = "`copier update --defaults -r :current: -d workload=forecast`"
+SEVERAL = (
+    f"train on them with the workload `forecast`: {FORECAST}; or keep the rows of one series; or join"
+    " this column with the time, if it is the time of day"
+)
+FILES = f"name the files in the order of time; if each is a series, use forecast: {FORECAST}"
 REPEATED = (
     "sort the rows. Local times repeat when clocks go back: add --timezone, such as Europe/Berlin, "
     "or the offset, such as +01:00. If the time of day is in another column, join both. If rows are"
@@ -76,11 +86,17 @@ def read_series(
     for block in source.blocks():
         time = time or default_time(block)
         names = names or choose_columns(block, time, source.flags["drop"])
+        if time == "none":
+            check_one_series(block, time)
         values = []
-        for name in names:
-            column = columns.setdefault(name, Column())
-            values.append(read_cells(block, name, fill, column))
-        times = read_times(block, time, last_time, repeated)
+        try:
+            for name in names:
+                column = columns.setdefault(name, Column())
+                values.append(read_cells(block, name, fill, column))
+            times = read_times(block, time, last_time, repeated)
+        except UserError:
+            check_one_series(block, time)
+            raise
         last_time = times[-1]
         dtype = source.style["dtype"] or np.float32
         writer.append(arrays[0], np.stack(values, 1, dtype=dtype))
@@ -147,8 +163,52 @@ def read_times(block: RowBlock, name: str, last: int, repeated: dict[int, int]) 
     if steps.min() <= 0:
         row = int((steps <= 0).argmax())
         what = f"'{block.column(name)[row]}' is not later than the time before"
-        raise block.error(what, row, name, REPEATED if steps[row] > -3600 else SORT)
+        remedy = REPEATED if steps[row] > -3600 else SORT
+        raise block.error(what, row, name, FILES if row + block.first == 0 else remedy)
     return times
+
+
+def check_one_series(block: RowBlock, time: str) -> None:
+    """Raise `UserError` if times repeat or restart, and a column names the series of each row.
+
+    time: the column of times, or `none` to take the first column of dates, also one that is left
+    out.
+    """
+    from .times import read_dates
+
+    for name in block.columns if time == "none" else [time]:
+        is_number = block.source.number(str(block.column(name)[0])) < np.inf
+        if time == "none" and is_number:
+            continue
+        with suppress(UserError):  # it has no dates
+            dates = read_dates(block, name, "").to_numpy(zero_copy_only=False)
+            break
+    else:
+        return
+    steps = np.diff(dates.astype("M8[s]").astype(np.int64))
+    for name in block.columns:
+        if name in (time, *block.source.flags.get("drop", [])) or steps.min(initial=1) > 0:
+            continue
+        if names_series(block.column(name), steps):
+            what = f"the table has several series, which column '{name}' names"
+            raise UserError(what, str(block.path), SEVERAL)
+
+
+def names_series(column: pa.Array, steps: np.ndarray) -> bool:
+    """Whether a column has few values, and changes where times do not increase.
+
+    steps: from each time to the next one, in seconds.
+    """
+    cells = column.cast("string").dictionary_encode()
+    is_clock = re.match(r"\d+:\d\d", str(column[0]))
+    if is_clock or 2 * len(cells.dictionary) > len(column):
+        return False
+    changes = np.diff(cells.indices.fill_null(-1)) != 0
+    restarts = steps <= 0
+    if restarts.mean() > 0.1:
+        return bool(changes[restarts].all())
+    # Times that restart once may be an hour that clocks repeat.
+    return bool((changes == restarts).all()) and steps[restarts].max() < -3600
 
 
 def find_step(times: np.ndarray) -> int:
@@ -161,8 +221,44 @@ def find_step(times: np.ndarray) -> int:
         distances = np.diff(times[start : start + BLOCK_ROWS + 1])
         gaps += int((distances > (1 + JITTER) * step).sum())
     if gaps:
-        print(f"note: gaps in time, which windows run across: {gaps:,}")
+        print(f"note: gaps in time, which windows run across without --max-gap: {gaps:,}")
     return step
+
+
+def write_windows(
+    writer: StoreWriter, series: Series, history: int, horizon: int, max_gap: str | None
+) -> range | np.ndarray:
+    """Return the rows of the first targets of all windows; with `max_gap`, write them, too."""
+    rows = range(history, len(series) - horizon + 1)
+    if not max_gap:
+        return rows
+    kept = without_gaps(np.array(rows, int), series, history, horizon, max_gap)
+    writer.append("windows", kept)
+    writer.source["max_gap"] = max_gap
+    return kept
+
+
+def without_gaps(
+    rows: np.ndarray, series: Series, history: int, horizon: int, max_gap: str
+) -> np.ndarray:
+    """Return those of the first targets `rows` whose windows cross no longer gap than `max_gap`.
+
+    A window is the history and the targets.
+    """
+    is_gap = np.diff(series.times) > seconds(max_gap) + JITTER * series.step
+    num_gaps = np.append(0, np.cumsum(is_gap))  # before each row
+    is_whole = num_gaps[rows - history] == num_gaps[rows + horizon - 1]
+    print(f"note: windows left out, across gaps longer than {max_gap}: {(~is_whole).sum():,}")
+    return rows[is_whole]
+
+
+def seconds(name: str) -> int:
+    """Return the seconds of a time frame's name, such as 900 for `M15`."""
+    match = re.fullmatch(r"([SMHDW])([1-9]\d*)", name.upper())
+    if not match:
+        remedy = "use names like M1, M15, H4, D1"
+        raise UserError(f"no time frame '{name}'", "--frames, --max-gap", remedy)
+    return UNITS[match[1]] * int(match[2])
 
 
 # --- what a model is built from
