@@ -36,8 +36,8 @@ NO_TIME = (
 SORT = "sort the rows by time; if no column is a time, `prepare` with --time-column none"
 FORECAST = "`copier update --defaults -r :current: -d workload=forecast`"
 SEVERAL = (
-    f"train on them with the workload `forecast`: {FORECAST}; or keep the rows of one series; or join"
-    " this column with the time, if it is the time of day"
+    f"train on them with the workload `forecast`: {FORECAST}; or keep the rows of one series; or"
+    " join this column with the time, if it is the time of day"
 )
 FILES = f"name the files in the order of time; if each is a series, use forecast: {FORECAST}"
 REPEATED = (
