@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 
 import torch
@@ -86,11 +87,13 @@ class Quantiles(nn.Module):
         self.names = [f"q{level:g}" for level in levels]
         self.middle = levels.index(0.5)
         self.register_buffer("levels", torch.tensor(levels), persistent=False)
-        self.register_buffer("widths", torch.ones(len(levels)))
+        self.register_buffer("widths", torch.ones(len(levels)), persistent=len(levels) > 1)
 
-    def forward(self, median: Tensor, spreads: Tensor) -> Tensor:
-        """Return quantiles (B, H, G, Q) of a median (B, H, G) and spreads (B, H, G, Q − 1)."""
-        steps = functional.softplus(spreads)
+    def forward(self, median: Tensor, spreads: Sequence[Tensor]) -> Tensor:
+        """Return quantiles (B, H, G, Q) of a median and Q − 1 spreads (B, H, G)."""
+        if not spreads:
+            return median[..., None]
+        steps = functional.softplus(torch.stack(list(spreads), -1))
         below = -steps[..., : self.middle].flip(-1).cumsum(-1).flip(-1)
         above = steps[..., self.middle :].cumsum(-1)
         distances = torch.cat([below, torch.zeros_like(median)[..., None], above], -1)
@@ -120,6 +123,8 @@ class Quantiles(nn.Module):
 
     def measure(self, quantiles: Tensor, target: Tensor) -> dict[str, Tensor]:
         """Return coverage and width (B, H, G) of the interval from the first to the last one."""
+        if len(self.levels) == 1:
+            return {}
         widened = self.widened(quantiles)
         low = widened[..., 0]
         high = widened[..., -1]

@@ -48,7 +48,7 @@ class Forecaster(nn.Module):
         self.season = facts["season"] if facts["season"] <= self.history else 1
         self.num_series = len(facts["series"])
         self.scaling = sizes.scaling
-        self.loss = sizes.loss
+        self.is_squared = sizes.loss == "mse" and not sizes.quantiles
         self._keep_columns(facts)
         roles = facts["roles"]
         texts = roles["texts"]
@@ -59,11 +59,11 @@ class Forecaster(nn.Module):
         num_inputs = self.history * self.past.width + self.horizon * num_ahead
         num_inputs += self.static.width + sizes.embedding
         num_targets = len(facts["targets"])
-        self.quantiles = Quantiles(sizes.quantiles) if sizes.quantiles else None
-        num_levels = len(self.quantiles.levels) if self.quantiles else 1
+        self.quantiles = Quantiles(sizes.quantiles or "0.5")
+        num_outputs = self.horizon * num_targets * len(self.quantiles.levels)
         self.mixer = Mixer(num_inputs, sizes.width, sizes.depth)
         self.dropout = nn.Dropout(sizes.dropout)
-        self.head = nn.Linear(sizes.width, self.horizon * num_targets * num_levels)
+        self.head = nn.Linear(sizes.width, num_outputs)
         self.linear = nn.Linear(self.history, self.horizon)
         self.ahead = nn.Linear(num_ahead, num_targets, bias=False) if num_ahead else None
         self.embedding: nn.Module | None = None
@@ -111,11 +111,12 @@ class Forecaster(nn.Module):
 
     # --- the forecast
 
-    def forecast(self, batch: Batch, mean: Tensor, std: Tensor) -> Tensor:
-        """Return standardized forecasts (B, H, G), in float32 even under autocast.
+    def forecast(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """Return standardized quantiles (B, H, G, Q), in float32 even under autocast.
 
-        With quantiles, these are (B, H, G, Q).
+        With them, return mean and deviation (B, 1, G) of the targets.
         """
+        mean, std = self.scale(batch)
         # An empty cell, with --fill none, counts as the mean.
         history = ((batch["rows"] - mean) / std).float().nan_to_num()
         inputs = [self.past(history, batch["rows"].nan_to_num()).flatten(1)]
@@ -129,9 +130,8 @@ class Forecaster(nn.Module):
         median = median + self.linear(by_row).float().transpose(1, 2)
         if self.ahead is not None:
             median = median + self.ahead(future).float()
-        if self.quantiles is None:
-            return median
-        return self.quantiles(median, torch.stack(spreads, -1))
+        quantiles = self.quantiles(median, spreads)
+        return quantiles, mean[:, :, self.targets], std[:, :, self.targets]
 
     def look_ahead(self, batch: Batch) -> Tensor | None:
         """Return what is known of the rows to forecast (B, H, inputs), or None."""
@@ -159,17 +159,13 @@ class Forecaster(nn.Module):
         return parts
 
     def losses(self, forecast: Tensor, target: Tensor) -> Tensor:
-        """Return the loss of each target (B, H, G), for what `forecast` returns."""
-        if self.quantiles is not None:
-            return self.quantiles.loss(forecast, target)
-        error = forecast - target
-        return error.square() if self.loss == "mse" else error.abs()
+        """Return the loss of each target (B, H, G). forecast: (B, H, G, Q), or with one level."""
+        if self.is_squared:
+            return (forecast[..., 0] - target).square()
+        return self.quantiles.loss(forecast, target)
 
     def forward(self, batch: Batch) -> Output:
-        mean, std = self.scale(batch)
-        forecast = self.forecast(batch, mean, std)
-        mean = mean[:, :, self.targets]
-        std = std[:, :, self.targets]
+        forecast, mean, std = self.forecast(batch)
         present = ~batch["target"].isnan() & batch["present"][:, None, None]
         target = ((batch["target"] - mean) / std).float().nan_to_num()
         total_weight = present.sum(dtype=torch.float32)
@@ -178,30 +174,25 @@ class Forecaster(nn.Module):
         if self.training:
             return Output(loss, total_weight)
 
+        median = forecast[..., self.quantiles.middle]
         naive = self.repeat_season(batch, mean)
-        sums = self.baselines(target, (naive - mean) / std)
-        by_group = {}
-        if self.quantiles is not None:
-            by_group["widths"] = self.quantiles.ratios(forecast, target, present)
-            sums |= self.quantiles.measure(forecast, target)
-            forecast = forecast[..., self.quantiles.middle]
-        error = (forecast - target).abs()
-        sums |= {"mae": error, "mse": error.square(), "mae_original": error * std}
-        metrics = {}
-        for name, values in sums.items():
-            metrics[name] = ((values * present).sum(), total_weight)
-        compared = Compared(forecast * std + mean, naive, batch["target"], present)
-        by_group["series"] = sum_by_series(compared, batch["series"][:, 0], self.num_series)
-        by_group["step"] = sum_by_step(compared)
+        error = (median - target).abs()
+        sums = {
+            "mae": error,
+            "mse": error.square(),
+            "mae_original": error * std,
+            "loss_of_season": self.losses(((naive - mean) / std).float()[..., None], target),
+            "loss_of_mean": self.losses(torch.zeros_like(target)[..., None], target),
+            **self.quantiles.measure(forecast, target),
+        }
+        metrics = {name: ((values * present).sum(), total_weight) for name, values in sums.items()}
+        compared = Compared(median * std + mean, naive, batch["target"], present)
+        by_group = {
+            "series": sum_by_series(compared, batch["series"][:, 0], self.num_series),
+            "step": sum_by_step(compared),
+            "widths": self.quantiles.ratios(forecast, target, present),
+        }
         return Output(loss, total_weight, metrics, by_group)
-
-    def baselines(self, target: Tensor, naive: Tensor) -> dict[str, Tensor]:
-        """Return the losses (B, H, G) of the last season, and of the mean, which is 0 here."""
-        losses = {}
-        for name, point in {"season": naive.float(), "mean": torch.zeros_like(naive)}.items():
-            forecast = point if self.quantiles is None else point[..., None]
-            losses[f"loss_of_{name}"] = self.losses(forecast, target)
-        return losses
 
     def repeat_season(self, batch: Batch, mean: Tensor) -> Tensor:
         """Return the values a season before (B, H, G), or the last one if no season fits."""
@@ -212,20 +203,16 @@ class Forecaster(nn.Module):
 
     def calibrate(self, sums: Batch) -> None:
         """Widen the quantiles until they cover what was evaluated."""
-        if self.quantiles is not None:
-            self.quantiles.calibrate(sums["widths"])
+        self.quantiles.calibrate(sums["widths"])
 
     def predict(self, batch: Batch) -> dict[str, Tensor]:
         """Return `prediction` (B, H, G), and the quantiles by name, in the targets' own units."""
-        mean, std = self.scale(batch)
-        forecast = self.forecast(batch, mean, std)
-        mean = mean[:, :, self.targets]
-        std = std[:, :, self.targets]
-        if self.quantiles is None:
-            return {"prediction": forecast * std + mean}
+        forecast, mean, std = self.forecast(batch)
         levels = [part * std + mean for part in self.quantiles.widened(forecast).unbind(-1)]
-        by_name = dict(zip(self.quantiles.names, levels, strict=True))
-        return {"prediction": levels[self.quantiles.middle], **by_name}
+        predictions = {"prediction": levels[self.quantiles.middle]}
+        if len(levels) > 1:
+            predictions |= dict(zip(self.quantiles.names, levels, strict=True))
+        return predictions
 
 
 def build_model(settings: Settings, facts: dict[str, Any]) -> nn.Module:
