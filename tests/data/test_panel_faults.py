@@ -509,7 +509,7 @@ def test_a_flag_says_how_long_a_gap_may_be(tmp_path):
 def test_no_window_crosses_a_long_gap(tmp_path):
     """Nights and weekends are none. The rows to forecast are never apart from their history."""
     module = PANEL.module("prepare.complete")
-    panels = PANEL.module("prepare.panel")
+    panels = PANEL.module("prepare.reading")
     pieces = PANEL.module("prepare.pieces")
     grids = PANEL.module("prepare.grid")
     days = WORKDAYS.astype("M8[s]").astype(np.int64)

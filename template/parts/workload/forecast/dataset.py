@@ -193,8 +193,8 @@ def made_up_shop(number: int, days: np.ndarray) -> np.ndarray:
 
 def write_new(path: Path, flags: dict[str, Any], trained: Store, folder: Path) -> None:
     """Write series to forecast, with the metadata of the training data."""
-    from .prepare.panel import read_panel
     from .prepare.pieces import borders_by_end
+    from .prepare.reading import read_panel
     from .prepare.scales import measure
     from .prepare.storing import write_rows, write_series
     from .prepare.tables import Source

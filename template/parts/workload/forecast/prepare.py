@@ -116,8 +116,8 @@ def add_columns(parser: argparse.ArgumentParser) -> None:
 def main(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     """Read, check and write the series, and print a summary."""
     from ..engine.loading.store import StoreWriter, check_folder
-    from ..prepare.panel import read_panel
     from ..prepare.pieces import Windows, count_windows, find_borders, find_pieces
+    from ..prepare.reading import read_panel
     from ..prepare.scales import find_season
     from ..prepare.storing import write_panel
     from ..prepare.tables import Source
