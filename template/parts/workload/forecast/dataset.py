@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from .engine import interfaces
+from .engine.errors import UserError
 from .engine.interfaces import Batch, Rows, Spans
 from .engine.loading.interleaved import Interleaved
 from .engine.loading.store import Store, StoreWriter
@@ -57,6 +58,10 @@ class Samples(interfaces.Samples):
         self.stride = facts["stride"] if split in ("validation", "test") else 1
         pieces = store.arrays["pieces"].rows()
         firsts, counts = first_targets(pieces, split, self.history, self.horizon, self.stride)
+        if split not in SPLITS and not counts.any():
+            what = f"{self.history} rows with targets, then {self.horizon} with the known columns"
+            file = store.source.get("file", "")
+            raise UserError("no series can be forecast", file, f"give a series {what}")
         self._series = pieces[:, 6]
         self._firsts = firsts
         self._ends = np.cumsum(counts)

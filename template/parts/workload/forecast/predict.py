@@ -87,7 +87,7 @@ def predicted(arguments: argparse.Namespace, project: Any) -> dict[str, Any]:
 def check_future(samples: Samples) -> None:
     """Raise `UserError` if a known column has no value in the rows to forecast.
 
-    Print the series that are too short.
+    Print the series that are too short, and those without rows to forecast.
     """
     import numpy as np
 
@@ -108,10 +108,18 @@ def check_future(samples: Samples) -> None:
             where = f"series '{all_series(store)[series]}', {time}"
             what = f"no value of '{name}' in a row to forecast"
             raise UserError(what, where, "add rows with known columns and empty targets")
-    short = all_series(store)[pieces[has_future & is_short, 6]]
-    if len(short):
-        note = f"series with fewer than {samples.history} rows, without a forecast"
-        print(f"note: {note}: {len(short):,} ({', '.join(short[:5])})")
+    short = pieces[has_future & is_short, 6]
+    tell_skipped(f"series with fewer than {samples.history} rows", short, samples)
+    if samples.split == "future":
+        ended = np.setdiff1d(pieces[:, 6], pieces[has_future, 6])
+        tell_skipped("series that end without rows to forecast", ended, samples)
+
+
+def tell_skipped(what: str, series: np.ndarray, samples: Samples) -> None:
+    """Print how many series have no forecast, and the first ones."""
+    if len(series):
+        listed = ", ".join(all_series(samples.store)[series[:5]])
+        print(f"note: {what}, without a forecast: {len(series):,} ({listed})")
 
 
 def all_series(store: Store) -> np.ndarray:

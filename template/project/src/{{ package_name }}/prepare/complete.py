@@ -177,9 +177,13 @@ class Completing:
             self.breaks += (self.row + rows[rows < end]).tolist()
 
     def write(self, times: np.ndarray, values: np.ndarray, end: int) -> None:
-        """Write a series, with as many rows after its last target as are forecast."""
+        """Write a series, with as many rows after its last target as are forecast.
+
+        A series that has ended has none: what is known of its future is not in the table.
+        """
         num_new = end + self.horizon - len(times)
-        if end and num_new:
+        has_ended = bool(self.known) and len(times) == end
+        if end and num_new and not has_ended:
             later = self.after(times[-1:], 1 + np.arange(num_new))
             times = np.append(times, later)
             empty = np.full((num_new, values.shape[1]), np.nan, values.dtype)
