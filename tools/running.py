@@ -318,7 +318,8 @@ def one_error(result: Result, *parts: str) -> str:
 
 def documented(page: Path) -> list[list[str]]:
     """The commands of the project in a document, as words."""
-    blocks = re.findall(r"```sh\n(.+?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+    blocks = re.findall(r"```sh\n(.+?)```", text, flags=re.DOTALL)
     lines = "".join(blocks).splitlines()
     return [shlex.split(line)[3:] for line in lines if line.startswith(f"python -m {PACKAGE} ")]
 

@@ -1,4 +1,4 @@
-"""docs/tutorial/tutorial.md from its first command to its last, and the run of the README: each command runs,
+"""The tutorials from their first command to their last, and the run of the README: each command runs,
 and prints what the page shows."""
 
 import re
@@ -7,13 +7,13 @@ import shutil
 
 import pytest
 from copiers import _clean_home, commit  # noqa: F401
-from rendering import REPOSITORY, render, template
+from rendering import REPOSITORY, document, render, template
 from running import check_run
 from shells import shell
 
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
 RUN = re.compile(r"runs/[\d_-]+")
-PAGE = (REPOSITORY / "docs/tutorial/tutorial.md").read_text(encoding="utf-8")
+PAGES = ("tutorial", "many-series")
 BLOCK = re.compile(
     r"(?:`(\w+\.py)`[^`]*)?^```(sh|python|text)\n(.*?)^```$", re.DOTALL | re.MULTILINE
 )
@@ -21,12 +21,13 @@ SOURCE = "gh:org/fasttrain-template"
 # These need a network. The tests' own environment has what they install.
 INSTALLS = ('uv tool install "copier', "make setup", "source .venv/bin/activate")
 PYTHON = "python -m my_training "
+CELLS = re.compile(r"[\s,]+")  # a line may be of a CSV file
 CLOSE = 0.05  # another processor rounds differently
 
 
-def blocks():
-    """(language, text, name of the file) of each block of the page."""
-    for match in BLOCK.finditer(PAGE):
+def blocks(page):
+    """(language, text, name of the file) of each block of a page."""
+    for match in BLOCK.finditer(document(page).read_text(encoding="utf-8")):
         name, language, text = match.groups()
         yield language, text, name or ""
 
@@ -65,8 +66,8 @@ def are_close(shown, printed):
 
 def is_shown(shown, printed):
     """Whether a line of the page stands for a printed line; `...` at its end stands for any words."""
-    expected = shown.split()
-    measured = printed.split()
+    expected = CELLS.split(shown.strip())
+    measured = CELLS.split(printed.strip())
     if expected and expected[-1] == "...":
         expected.pop()
         measured = measured[: len(expected)]
@@ -95,12 +96,14 @@ def compare(shown, printed):
 
 
 @pytest.mark.full
-def test_every_command_prints_what_the_page_shows(tmp_path):
+@pytest.mark.parametrize("page", PAGES)
+def test_every_command_prints_what_the_page_shows(page, tmp_path):
     source = commit(shutil.copytree(template(), tmp_path / "fasttrain-template"), "1.0.0")
     reader = Reader(tmp_path, source)
-    for language, text, name in blocks():
+    for language, text, name in blocks(page):
         if language == "sh":
-            commands = [line.partition("  #")[0].strip() for line in text.splitlines()]
+            lines = text.replace("\\\n", " ").splitlines()
+            commands = [line.partition("  #")[0].strip() for line in lines]
             printed = "".join(map(reader.type, commands))
         elif language == "python":
             (reader.folder / name).write_text(text, encoding="utf-8")
