@@ -174,6 +174,43 @@ def test_class_weights_find_the_rare_class(tmp_path):
     assert recalls == sorted(recalls)
 
 
+# ---- many series ---------------------------------------------------------------------------------
+
+
+def write_m4(folder):
+    """Files like those of M4: a series a row, and the values after it in another file."""
+    random = np.random.default_rng(0)
+    for part, size in (("train", 400), ("test", 48)):
+        lines = [",".join(["V1", *(f"V{number}" for number in range(2, size + 2))])]
+        for number in (1, 2, 10):
+            values = random.normal(100, 10, size - number * (part == "train")).round(1)
+            lines.append(",".join([f"H{number}", *map(str, values)]))
+        (folder / f"Hourly-{part}.csv").write_text("\n".join(lines), encoding="utf-8")
+
+
+def test_many_series_are_forecast_with_dates(tmp_path):
+    """With the tutorial's file, in which one shop has closed; then with M4's."""
+    printed(quoted("many-series")[0], tmp_path)
+    sales = (tmp_path / "sales.csv").read_text(encoding="utf-8").splitlines()
+    kept = [line for line in sales if ",shop 3,," not in line]
+    (tmp_path / "sales.csv").write_text("\n".join(kept), encoding="utf-8")
+    write_m4(tmp_path)
+    printed(quoted("forecast")[-1], tmp_path)
+    project = render(workload="forecast")
+    outputs = []
+    for words in documented(document("forecast")):
+        more = ("--training.max_steps", "2") if words[0] == "train" else ()
+        outputs.append(check_run(project, *words, *more, cwd=tmp_path).out)
+    ended = "note: series that end without rows to forecast, without a forecast: 1 (shop 3)\n"
+    assert sum(ended in out for out in outputs) == 3
+    forecast = pyarrow.parquet.read_table(tmp_path / "forecast.parquet").to_pylist()
+    assert len(forecast) == 11 * 14
+    assert [str(row["time"].date()) for row in forecast[:2]] == ["2026-01-01", "2026-01-02"]
+    assert all(row["q0.1"] <= row["prediction"] <= row["q0.9"] for row in forecast)
+    assert np.load(tmp_path / "all.npz")["prediction"].shape[1:] == (14, 1)
+    assert {"mase", "smape"} <= set(evaluation_of(tmp_path)["metrics"])
+
+
 # ---- notebooks, early stopping, debuggers --------------------------------------------------------
 
 

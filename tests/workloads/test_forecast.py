@@ -133,17 +133,21 @@ def plain_borders(panel, by: str, split) -> dict[str, list[int]]:
 
 
 def plain_windows(panel, borders, split: str, stride: int = 1) -> list[tuple[str, int]]:
-    """Series, and row of the first target, of each window."""
+    """Series, and row of the first target, of each window.
+
+    A series that has no row after its last target has ended: its known future is not there.
+    """
     windows = []
     for name, rows in panel.items():
         count = count_of(rows)
+        stop = count + HORIZON if len(rows) > count else count
         train, validation, test = borders[name]
         low, high = {
             "train": (0, train),
             "validation": (train, validation),
             "test": (validation, test),
-            "future": (count or 999, count + HORIZON),
-            "every": (0, count + HORIZON if count else 0),
+            "future": (count or 999, stop),
+            "every": (0, stop if count else 0),
         }[split]
         firsts = []
         for first in range(max(low, HISTORY), high - HORIZON + 1):
