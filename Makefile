@@ -14,6 +14,7 @@ PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 
 READY := .venv/.ready
 LOWEST := .venv-copier-lowest/.ready
 PEERS := .venv-peers/.ready
+FORECASTERS := .venv-forecasters/.ready
 DOCS := .venv-docs/.ready
 COPIER := build/.venv-copier
 LOWEST_VERSION := $(shell sed -n 's/^_min_copier_version: "\([0-9.]*\)".*/\1/p' copier.yml)
@@ -44,7 +45,7 @@ test-all: $(READY) $(LOWEST) ## all tests, in all their cases
 attack: $(READY) $(LOWEST) ## damaged files, full disks, two processes at once, signals: all cases of docs/explanation/reliability.md
 	$(PYTEST) tests/reliability $(ARGS)
 
-bench: $(READY) $(PEERS) ## measure on this machine's CPU, against the peers: make bench PART=loaders ARGS="--rounds 3 --write"
+bench: $(READY) $(if $(filter forecast,$(PART)),$(FORECASTERS),$(PEERS)) ## measure on this machine's CPU, against the peers: make bench PART=loaders ARGS="--rounds 3 --write"
 	for part in $(or $(PART),loop muon script llm seq2seq graph distributed repeat prepare loaders estimate); do OMP_NUM_THREADS=1 $(BIN)/python benchmarks/$$part.py $(ARGS) || exit 1; done
 
 bench-gpu: $(READY) ## test and measure on this machine's GPU: make bench-gpu [PART=llm] [ARGS=--rehearse or --publish]
@@ -86,6 +87,12 @@ $(PEERS): Makefile
 	test -x .venv-peers/bin/python || $(PYTHON) -m venv .venv-peers
 	.venv-peers/bin/python -m pip install --quiet "$(TORCH)" $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
 	.venv-peers/bin/python -m pip install --quiet "$(TORCH)" h5py webdataset mosaicml-streaming
+	touch $@
+
+$(FORECASTERS): Makefile
+	test -x .venv-forecasters/bin/python || $(PYTHON) -m venv .venv-forecasters
+	.venv-forecasters/bin/python -m pip install --quiet "$(TORCH)" $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
+	.venv-forecasters/bin/python -m pip install --quiet "$(TORCH)" darts neuralforecast
 	touch $@
 
 $(DOCS): tools/docs_site/requirements.txt
