@@ -570,7 +570,7 @@ def test_wrong_series_to_forecast_are_one_line(tmp_path):
     panel = shops()
     prepared(tmp_path, "forecast", text(all_rows(panel)), ALL)
     done(tmp_path, *SMALL)
-    lacking = "no value of 'price' in a row to forecast: series 'a', 2024-03-31 06:00:00: add rows"
+    lacking = "no value of 'price' in a row to forecast: series 'f', 2024-03-16 06:00:00: add rows"
     one_error(PANEL.run("predict", cwd=tmp_path), lacking)
 
     some = [dict(row) for row in panel["b"]]
@@ -587,6 +587,7 @@ def test_wrong_series_to_forecast_are_one_line(tmp_path):
         "a row twice": ([*some, last, last], "two rows have one time"),
         "a text": ([*some, {**last, "price": "low"}], "'low' is not a finite number: .*'price'"),
         "no targets": (panel["e"], "no row has a target"),
+        "no row to forecast": (panel["a"], "no series can be forecast: new.csv: give a series 5"),
     }
     for name in ("shop", "price", "sales", "size"):
         less = [{key: cell for key, cell in row.items() if key != name} for row in panel["b"]]
@@ -603,15 +604,16 @@ def test_wrong_series_to_forecast_are_one_line(tmp_path):
             forecast(path, tmp_path / name)
 
 
-def test_a_short_series_is_named_and_the_others_are_forecast(tmp_path):
+def test_short_and_ended_series_are_named_and_the_others_are_forecast(tmp_path):
     panel = shops()
     prepared(tmp_path, "forecast", text(all_rows(panel)), ALL)
     done(tmp_path, *SMALL)
     out = prepared(tmp_path / "again", "forecast", text(all_rows(panel)), ALL).out
     assert "note: series too short for any window: 2 (d, e)" in out
-    rows = [*panel["b"], *panel["e"], *panel["d"], *ahead_of(panel["d"][-1]), *panel["c"]]
+    rows = [*panel["b"], *panel["e"], *panel["a"], *panel["d"], *ahead_of(panel["d"][-1]), *panel["c"]]
     written(tmp_path, text(rows), "new.csv")
     out = done(tmp_path, "predict", "--input", "new.csv", "--output", "n.csv")
     assert "note: series with fewer than 5 rows, without a forecast: 2 (d, e)" in out
+    assert "note: series that end without rows to forecast, without a forecast: 1 (a)" in out
     table = pyarrow.csv.read_csv(tmp_path / "n.csv").to_pydict()
     assert table["series"] == ["b"] * 6 + ["c"] * 6
