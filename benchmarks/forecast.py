@@ -218,9 +218,7 @@ def peer_on_m4(
         command += [str(output), f"--history={HISTORY}", f"--horizon={HORIZON}", f"--seed={seed}"]
         command += [f"--steps={PEER_STEPS}"] if PEER_STEPS else [f"--seconds={seconds}"]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(
-            command, cwd=folder, env=environment, capture_output=True, text=True
-        )
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
         if done.returncode:
             raise RuntimeError(done.stderr[-3000:])
         told = json.loads(done.stdout.splitlines()[-1])

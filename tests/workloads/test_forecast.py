@@ -610,7 +610,14 @@ def test_short_and_ended_series_are_named_and_the_others_are_forecast(tmp_path):
     done(tmp_path, *SMALL)
     out = prepared(tmp_path / "again", "forecast", text(all_rows(panel)), ALL).out
     assert "note: series too short for any window: 2 (d, e)" in out
-    rows = [*panel["b"], *panel["e"], *panel["a"], *panel["d"], *ahead_of(panel["d"][-1]), *panel["c"]]
+    rows = [
+        *panel["b"],
+        *panel["e"],
+        *panel["a"],
+        *panel["d"],
+        *ahead_of(panel["d"][-1]),
+        *panel["c"],
+    ]
     written(tmp_path, text(rows), "new.csv")
     out = done(tmp_path, "predict", "--input", "new.csv", "--output", "n.csv")
     assert "note: series with fewer than 5 rows, without a forecast: 2 (d, e)" in out
