@@ -6,6 +6,7 @@ another machine rounds otherwise. Foreign data are in the folder FASTTRAIN_DATA,
 `given`; without them a test skips, and without that folder the longest ones, which need no data.
 """
 
+import gzip
 import json
 import os
 import platform
@@ -45,6 +46,7 @@ def block(page, mark):
     """The commands of the project in the one block of a page that has `mark` in it, as words."""
     blocks = re.findall(r"```sh\n(.+?)```", source(page), flags=re.DOTALL)
     (marked,) = (commands for commands in blocks if mark in commands)
+    marked = marked.replace("\\\n", " ")
     lines = [line for line in marked.splitlines() if line.startswith(f"python -m {PACKAGE} ")]
     return [shlex.split(line)[3:] for line in lines]
 
@@ -138,6 +140,25 @@ def docstrings(place):
     return figures | {"right": 100 * figures["token_accuracy"]}
 
 
+def m4(place):
+    """Of three seeds, which other rounding changes by some percent."""
+    given(place, "m4")
+    for path in (place / "m4").glob("Hourly-*.csv.gz"):
+        (place / path.stem).write_bytes(gzip.decompress(path.read_bytes()))
+    code = re.findall(r"```python\n(.*?)```", source("forecast"), flags=re.DOTALL)[-1]
+    subprocess.run([sys.executable, "-c", code], cwd=place, check=True)
+    prepare, train, evaluate = block("forecast", "--input m4.csv")
+    done("forecast", *prepare, place=place)
+    scores = []
+    for seed in range(3):
+        done("forecast", *train, f"--reproducibility.seed={seed}", place=place)
+        scores.append(evaluated("forecast", *evaluate, place=place))
+    figures = {f"{seed} mase": scores[seed]["mase"] for seed in range(3)}
+    for name in ("mase", "smape", "mase_naive", "smape_naive"):
+        figures[name] = float(np.median([score[name] for score in scores]))
+    return figures | {"within": 0.05}
+
+
 def stocks(place, *trainings):
     given(place, "stocks")
     (place / "stocks").rename(place / "prices")
@@ -215,6 +236,7 @@ MEASUREMENTS: dict[str, Callable[[Path], Found]] = {
     "wine": wine,
     "library": library,
     "docstrings": docstrings,
+    "M4": m4,
     "stocks": lambda place: stocks(
         place,
         "--reproducibility.seed 43",

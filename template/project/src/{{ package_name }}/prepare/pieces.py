@@ -1,4 +1,4 @@
-"""Where the splits of each series are, and which pieces of it windows may are in.
+"""Where the splits of each series are, and which pieces of it may contain windows.
 
 A piece is a series, or a part of it between two gaps that are longer than `--max-gap`.
 """
