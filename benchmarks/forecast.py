@@ -162,12 +162,13 @@ class Ours:
         """(windows, H, targets) of each number in the predictions of the test split, by series."""
         path = self.folder / "forecast.npz"
         self.run("predict", "--split", "test", "--output", str(path))
-        rows = dict(np.load(path))
+        rows = dict(np.load(path))  # a row for each window, step and target
         names = [name for name in rows if name == "prediction" or name.startswith("q")]
+        shape = (-1, rows["step"].max(), len(np.unique(rows["target"])))
         by_series: dict[str, dict[str, np.ndarray]] = {}
         for series in np.unique(rows["series"]):
             chosen = rows["series"] == series
-            by_series[str(series)] = {name: rows[name][chosen] for name in names}
+            by_series[str(series)] = {name: rows[name][chosen].reshape(shape) for name in names}
         return by_series
 
 
@@ -356,7 +357,8 @@ def main() -> None:
             rows = [coverage_row("M4 Hourly", list(of_m4(series, forecasts)))]
             rows.append(coverage_row("ETTh2", list(of_ett(ett, seeds, folder / "ett"))))
             columns = ["data", "coverage", "all seeds", "first third", "second", "last"]
-            publish("forecast", "m4", f"{how}. {peers}", table, arguments=arguments)
+            protocol = f"{how}. {peers}" if peers else how
+            publish("forecast", "m4", protocol, table, arguments=arguments)
             table = {"columns": columns, "rows": rows}
             publish("forecast", "intervals", how, table, arguments=arguments)
         if arguments.part != "m4":

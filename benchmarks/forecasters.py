@@ -63,12 +63,15 @@ def neuralforecast(series: list[np.ndarray], plan: argparse.Namespace) -> Fit:
 
 
 def darts(series: list[np.ndarray], plan: argparse.Namespace) -> Fit:
-    """Its defaults, but absolute errors, the batch of ours, and normalization of each window."""
+    """Its defaults, but standardized series, absolute errors, and normalization of each window."""
     import torch
     from darts import TimeSeries
     from darts.models import NHiTSModel
 
-    given = [TimeSeries.from_values(values.astype(np.float32)) for values in series]
+    scales = [(values.mean(), values.std() or 1.0) for values in series]
+    given = []
+    for values, (mean, std) in zip(series, scales, strict=True):
+        given.append(TimeSeries.from_values(((values - mean) / std).astype(np.float32)))
 
     def fit(steps: int) -> Callable[[], np.ndarray]:
         model = NHiTSModel(
@@ -82,9 +85,15 @@ def darts(series: list[np.ndarray], plan: argparse.Namespace) -> Fit:
             pl_trainer_kwargs={**QUIET, "max_steps": steps},
         )
         model.fit(given, verbose=False)
-        return lambda: np.stack(
-            [one.values()[:, 0] for one in model.predict(plan.horizon, given, verbose=False)]
-        )
+
+        def predict() -> np.ndarray:
+            forecasts = model.predict(plan.horizon, given, verbose=False)
+            rows = []
+            for forecast, (mean, std) in zip(forecasts, scales, strict=True):
+                rows.append(forecast.values()[:, 0] * std + mean)
+            return np.stack(rows)
+
+        return predict
 
     return fit
 
