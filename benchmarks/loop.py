@@ -342,7 +342,8 @@ class Project:
 
     def assemble(self, settings: Any) -> Any:
         model = Wrapped(self.module("engine.interfaces").Output)
-        optimizer = self.module("optimizer").build_optimizer(model, settings)
+        own = self.module("optimizer")
+        optimizer = own.build_optimizer(model, settings)
         store = SimpleNamespace(fingerprint="", source={}, splits={}, resident={})
         store.folder = self.run_folder
         store.remember = lambda run: None
@@ -355,6 +356,7 @@ class Project:
             model=model,
             wrapped=model,
             optimizer=optimizer,
+            warmup_and_decay=own.warmup_and_decay,
             optimizations=[],
             optimization_lines=list,
             loader=lambda *_, **__: InMemory(self.data),
