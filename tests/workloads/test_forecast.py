@@ -4,6 +4,7 @@ forecast sees what it must not."""
 import math
 import random
 from datetime import UTC, datetime, timedelta
+from zoneinfo import ZoneInfo
 
 import numpy as np
 import pyarrow.csv
@@ -27,6 +28,7 @@ VALUES = ["price", "holiday", "sales", "visits", "weather"]
 CODES = {"holiday": ["", "fair"], "town": ["Bonn", "Ulm"]}
 START = datetime(2024, 2, 20, 6, tzinfo=UTC)
 DAY = timedelta(days=1)
+ZONE = ZoneInfo("Europe/Berlin")
 
 
 def store(folder, data="data"):
@@ -542,6 +544,25 @@ def test_a_block_has_windows_of_many_series(tmp_path):
         seen += sales.tolist()
         assert len(set((sales // 1000).tolist())) >= 8 or len(sales) < 64
     assert len(seen) == len(set(seen)) == 40 * (100 - HISTORY - HORIZON + 1)
+
+
+def test_the_calendar_is_that_of_local_clocks(tmp_path):
+    """Before and after clocks change, in training and in the future."""
+    start = datetime(2024, 3, 25, tzinfo=ZONE).timestamp()
+    utc = [datetime.fromtimestamp(start + 3600 * row, UTC) for row in range(240)]
+    rows = [{"date": time, "sales": row} for row, time in enumerate(utc)]
+    flags = f"{FLAGS} --calendar hour --split 120,60,60 --timezone Europe/Berlin"
+    table = text([{**row, "date": row["date"].astimezone(ZONE)} for row in rows])
+    prepared(tmp_path, "forecast", table, flags)
+    (batch,) = PANEL.batches(store(tmp_path), "test", "--data.batch_size", "256")
+    clocks = [time.astimezone(ZONE).hour for time in utc]
+    first = 180
+    for place in range(len(batch["index"])):
+        if not batch["present"][place]:
+            continue
+        hours = np.array(clocks[first + place :][:HORIZON]) / 24 * 2 * np.pi
+        expected = np.stack([np.sin(hours), np.cos(hours)], 1)
+        np.testing.assert_allclose(batch["calendar"][place], expected, atol=1e-6)
 
 
 # name: settings, the error

@@ -34,7 +34,6 @@ State = dict[str, Any]
 
 FORMAT = 5
 SHOWN = 150  # characters of an error that names weights
-SCHEDULE = "schedule"  # in `must_match`
 
 
 class NotWritten(UserError):
@@ -156,8 +155,6 @@ class Checkpoint:
         what = self.difference(saved)
         if what:
             remedy = f"restore its settings, or go back to {version_of(self.folder.parent)}"
-            if what.startswith(SCHEDULE):
-                remedy += "; a longer run needs constant or wsd, and the same warm-up"
             raise UserError(what, str(saved["path"]), remedy)
         if self.distributed.is_main:
             newer = [path for path in self.candidates("last") if path.name > saved["path"].name]
@@ -175,15 +172,14 @@ class Checkpoint:
         """Return what must be the same on a resume from a step."""
         if step > self.stable_until:
             return self.must_match
-        return {**self.must_match, SCHEDULE: self.stable}
+        return {**self.must_match, "schedule": self.stable}
 
     def difference(self, saved: State) -> str:
         """Say what must be the same and is not; nothing if all is."""
         with self.using(saved["path"]):
             for name, value in self.must_match_at(saved["step"]).items():
                 saved_value = saved["must_match"].get(name)
-                # A project of an earlier version saved the whole schedule with each step.
-                if saved_value not in (value, self.must_match[name]):
+                if saved_value != value:
                     return f"{name} was {saved_value} in the checkpoint and is {value} now"
         return ""
 

@@ -22,9 +22,9 @@ def examples(batch: Batch, predictions: Batch, project: Project) -> dict[str, Fi
     """Plot forecasts against truth, including the worst one, and the error by horizon."""
     truth = batch["target"][:, :, 0].numpy()
     forecast = predictions["prediction"][:, :, 0].numpy()
-    error = np.abs(forecast - truth)
-    scale = batch["scale"][:, 1, project.store.facts["targets"][0]].numpy()
-    worst = np.nan_to_num(np.nanmean(error, 1) / scale).argmax()
+    scale = batch["scale"][:, 1:, project.store.facts["targets"][0]].numpy()
+    error = np.abs(forecast - truth) / scale
+    worst = np.nan_to_num(np.nanmean(error, 1)).argmax()
     ahead = np.arange(1, truth.shape[1] + 1)
 
     figure = Figure(figsize=(11, 5.6), layout="constrained")
@@ -35,7 +35,7 @@ def examples(batch: Batch, predictions: Batch, project: Project) -> dict[str, Fi
         axes.plot(ahead, forecast[number], ".-", label="forecast")
     windows[0].legend()
     windows[2].set_title(f"{windows[2].get_title()}, the worst of {len(truth):,} windows")
-    by_horizon.plot(ahead, np.nanmean(error / scale[:, None], 0), ".-")
+    by_horizon.plot(ahead, np.nanmean(error, 0), ".-")
     title = "mean error by horizon, in deviations of the series"
     by_horizon.set(title=title, xlabel="rows ahead", ylim=(0, None))
     return {"forecasts": figure}

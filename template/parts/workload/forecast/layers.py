@@ -65,9 +65,8 @@ class Columns(nn.Module):
 
 def forget(numbers: Tensor, unknown: int) -> Tensor:
     """Replace the numbers (B, …) of some windows by that of the unknown, so that it is trained."""
-    is_forgotten = torch.rand(len(numbers), device=numbers.device) < UNKNOWN
-    for _ in range(numbers.dim() - 1):
-        is_forgotten = is_forgotten[:, None]
+    shape = [len(numbers)] + [1] * (numbers.dim() - 1)
+    is_forgotten = torch.rand(shape, device=numbers.device) < UNKNOWN
     return torch.where(is_forgotten, unknown, numbers)
 
 

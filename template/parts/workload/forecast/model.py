@@ -45,7 +45,7 @@ class Forecaster(nn.Module):
         sizes = settings.model
         self.history = facts["history"]
         self.horizon = facts["horizon"]
-        self.season = facts["season"] if facts["season"] <= self.history else 1
+        self.season = facts["season"]  # at most the history
         self.num_series = len(facts["series"])
         self.scaling = sizes.scaling
         self.is_squared = sizes.loss == "mse" and not sizes.quantiles

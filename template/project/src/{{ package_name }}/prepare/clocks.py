@@ -18,6 +18,7 @@ from .tables import RowBlock
 from .times import read_dates
 
 DAY = 86_400  # seconds
+LOCAL = pa.timestamp("s")
 
 
 def check_zone(name: str) -> None:
@@ -36,10 +37,8 @@ def default_time(block: RowBlock, apart: Iterable[str] = ()) -> str:
     """
     dropped = block.source.flags.get("drop", [])
     names = [name for name in block.columns if name not in (*dropped, *apart)]
-    for name in names:
-        if pa.types.is_temporal(block.columns[name].type):
-            return name
-    return next(iter(names or block.columns))
+    times = [name for name in names if pa.types.is_temporal(block.columns[name].type)]
+    return [*times, *names, *block.columns][0]
 
 
 def utc_times(
@@ -81,12 +80,12 @@ def utc_times(
 
 
 def from_local(local: np.ndarray, zone: str, which: Any) -> np.ndarray:
-    """Return seconds since 1970 (rows,) for local times (rows,) datetime64[s].
+    """Return seconds since 1970 (rows,) for local times (rows,), also as seconds.
 
     which: `earliest` or `latest` of the times that clocks repeat. Of a time that they skip, these
     are the last second before and the first one after.
     """
-    times = pc.assume_timezone(pa.array(local), zone, ambiguous=which, nonexistent=which)
+    times = pc.assume_timezone(pa.array(local, LOCAL), zone, ambiguous=which, nonexistent=which)
     return np.array(times.cast(pa.int64()))
 
 
@@ -108,5 +107,4 @@ def times_after(last: np.ndarray, step: int, count: int, zone: str | None) -> np
     ahead = step * np.arange(1, count + 1)
     if not zone or step % DAY:
         return last + ahead
-    local = pc.local_timestamp(pa.array(last, pa.timestamp("s", zone)))
-    return from_local(np.array(local) + ahead, zone, "latest")
+    return from_local(to_local(last, zone) + ahead, zone, "latest")

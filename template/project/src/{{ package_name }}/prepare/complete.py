@@ -75,17 +75,15 @@ class Completing:
             return later
         from .clocks import from_local
 
-        return from_local(later.astype("M8[s]"), self.grid.zone, "latest")
+        return from_local(later, self.grid.zone, "latest")
 
     def where(self, name: str, time: int, column: str = "") -> str:
         """Return the place of a cell, for an error."""
         parts = [str(self.path)]
         if name:
             parts.append(f"series '{name}'")
-        if self.roles.time == "none":
-            parts.append(f"row {time + 1}")
-        else:
-            parts.append(str(np.datetime64(int(time), "s")))
+        has_times = self.roles.time != "none"
+        parts.append(str(np.datetime64(int(time), "s")) if has_times else f"row {time + 1}")
         if column:
             parts.append(f"column '{column}'")
         return ", ".join(parts)
@@ -119,15 +117,12 @@ class Completing:
         """Add rows, with empty cells, where the grid has times and the series has none."""
         absent = self.grid.absent(self.local(times))
         rows = np.arange(len(times)) + np.append(0, np.cumsum(absent))
-        all_values = np.full((rows[-1] + 1, values.shape[1]), np.nan, values.dtype)
+        all_rows = np.arange(rows[-1] + 1)
+        all_values = np.full((len(all_rows), values.shape[1]), np.nan, values.dtype)
         all_values[rows] = values
-        is_new = np.ones(len(all_values), bool)
-        is_new[rows] = False
-        new_rows = np.flatnonzero(is_new)
-        before = np.repeat(np.arange(len(absent)), absent)  # the row before each new one
-        all_times = np.empty(len(all_values), np.int64)
+        before = np.searchsorted(rows, all_rows, side="right") - 1  # the row of the table
+        all_times = self.after(times[before], all_rows - rows[before])
         all_times[rows] = times
-        all_times[new_rows] = self.after(times[before], new_rows - rows[before])
         return all_times, all_values
 
     def extent(self, values: np.ndarray) -> tuple[int, int]:
@@ -144,11 +139,10 @@ class Completing:
         for column in range(values.shape[1]):
             cells = values[:, column]
             if column in self.targets:
-                present = np.flatnonzero(~np.isnan(cells))
-                end = present[-1] + 1 if len(present) else 0
-                cells = cells[:end]
-            if column in self.targets and self.fill == "zero":
-                np.nan_to_num(cells, copy=False)
+                last = np.flatnonzero(~np.isnan(cells)).max(initial=-1)
+                cells = cells[: last + 1]
+                if self.fill == "zero":
+                    np.nan_to_num(cells, copy=False)
             rows = np.where(np.isnan(cells), 0, np.arange(len(cells)))
             cells[:] = cells[np.maximum.accumulate(rows)]
 

@@ -132,9 +132,8 @@ def grid_of(times: np.ndarray, series: np.ndarray) -> Grid:
 def find_months(times: np.ndarray, is_next: np.ndarray, step: int) -> Grid | None:
     """Return a grid of one or several months, if the rows are in different months."""
     months = round(step / MONTH)
-    is_usual = months in (1, 2, 3, 4, 6) or (months and months % 12 == 0)
-    if not is_usual or abs(step / MONTH - months) > 0.1:
-        return None
+    if not months or abs(step / MONTH - months) > 0.1 or (12 % months and months % 12):
+        return None  # it is no part of a year, and no number of years
     next_day = (times + DAY).astype("M8[s]")
     is_last_day = next_day - next_day.astype("M8[M]") < np.timedelta64(DAY, "s")
     shift = DAY if is_last_day.all() else 0

@@ -48,7 +48,7 @@ class Column:
         for end, next_to_it in ((0, 1), (-1, -2)):
             far = max(10, 4 * HALF / len(values))  # a few numbers may be labels
             if NINES.fullmatch(f"{values[end]:.7g}"):
-                far = 0.5 if end == 0 else 1.5  # 999 is also a price
+                far = 0.9
             is_far = abs(values[end] - values[next_to_it]) > far * spread
             if is_far and values[end] and self.counts[end] > 1:
                 yield values[end], self.counts[end]

@@ -174,24 +174,27 @@ def check_one_series(block: RowBlock, time: str) -> None:
     time: the column of times, or `none` to take the first column of dates, also one that is left
     out.
     """
-    from .times import read_dates
-
-    for name in block.columns if time == "none" else [time]:
-        is_number = block.source.number(str(block.column(name)[0])) < np.inf
-        if time == "none" and is_number:
-            continue
-        with suppress(UserError):  # it has no dates
-            dates = read_dates(block, name, "").to_numpy(zero_copy_only=False)
-            break
-    else:
+    steps = steps_of_time(block, time)
+    if steps.min(initial=1) > 0:
         return
-    steps = np.diff(dates.astype("M8[s]").astype(np.int64))
     for name in block.columns:
-        if name in (time, *block.source.flags.get("drop", [])) or steps.min(initial=1) > 0:
-            continue
-        if names_series(block.column(name), steps):
+        if name != time and names_series(block.column(name), steps):
             what = f"the table has several series, which column '{name}' names"
             raise UserError(what, str(block.path), SEVERAL)
+
+
+def steps_of_time(block: RowBlock, time: str) -> np.ndarray:
+    """Return the seconds from each time to the next one; nothing if there are no times."""
+    from .times import read_dates
+
+    names = [time]
+    if time == "none":
+        names = [name for name in block.columns if np.isinf(block.parse(name)[0])]
+    for name in names:
+        with suppress(UserError):  # it has no dates
+            dates = read_dates(block, name, "").to_numpy(zero_copy_only=False)
+            return np.diff(dates.astype("M8[s]").astype(np.int64))
+    return np.empty(0)
 
 
 def names_series(column: pa.Array, steps: np.ndarray) -> bool:
@@ -229,13 +232,12 @@ def write_windows(
     writer: StoreWriter, series: Series, history: int, horizon: int, max_gap: str | None
 ) -> range | np.ndarray:
     """Return the rows of the first targets of all windows; with `max_gap`, write them, too."""
-    rows = range(history, len(series) - horizon + 1)
-    if not max_gap:
-        return rows
-    kept = without_gaps(np.array(rows, int), series, history, horizon, max_gap)
-    writer.append("windows", kept)
-    writer.source["max_gap"] = max_gap
-    return kept
+    rows: Any = range(history, len(series) - horizon + 1)
+    if max_gap:
+        rows = without_gaps(np.array(rows, int), series, history, horizon, max_gap)
+        writer.append("windows", rows)
+        writer.source["max_gap"] = max_gap
+    return rows
 
 
 def without_gaps(

@@ -42,12 +42,20 @@ def write_panel(writer: StoreWriter, panel: Panel, borders: np.ndarray, windows:
 
 
 def write_rows(writer: StoreWriter, panel: Panel, texts: Texts) -> Panel:
-    """Write the rows, and what is static, with the codes of texts in training; return these."""
+    """Write the rows, and what is static, with the codes of texts in training; return these.
+
+    With a time zone, the times on its clocks are written, too.
+    """
     roles = panel.roles
+    zone = writer.source.get("timezone")
     for chunk in chunks(len(panel.values)):
         rows = np.array(panel.values[chunk])
         recode(rows, roles.values, roles.texts, texts)
         writer.append("rows", rows)
+        if zone:
+            from .clocks import to_local
+
+            writer.append("clock", to_local(panel.times[chunk], zone))
     static = np.array(panel.static)
     recode(static, roles.static, roles.texts, texts)
     if roles.static:

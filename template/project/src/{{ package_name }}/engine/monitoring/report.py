@@ -65,15 +65,10 @@ class Record:
     def best(self) -> Row:
         """The best evaluation so far; empty if there is none.
 
-        Each one that was better than those before it names the metric. In older runs none does, and
-        the lowest loss is the best.
+        Each one that was better than those before it names the metric.
         """
         best = [row for row in self.evaluations if row.get("best_by")]
-        if best:
-            return best[-1]
-        old = [row for row in self.evaluations if "best_by" not in row]
-        finite = [row for row in old if row.get("loss") is not None]
-        return min(finite, key=lambda row: row["loss"], default={})
+        return best[-1] if best else {}
 
     @property
     def baseline(self) -> float | None:
@@ -200,8 +195,6 @@ def curves(record: Record) -> Figure:
     plot(losses, "validation", numbers(record.evaluations, "loss"))
     if record.baseline is not None:
         losses.axhline(record.baseline, color="0.5", label="baseline")
-    if record.best:
-        losses.axvline(record.best["step"], color="0.5", linestyle=":", label="best")
     losses.legend()
     rates.set(title="learning rate", xlabel="step")
     plot(rates, "training", numbers(record.training, "learning_rate"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ def evaluate(
     stop: Callable[[], bool] = bool,
     calibrate: bool = False,
     sums: Batch | None = None,
-) -> dict[str, float] | None:
+) -> Any:
     """Return metrics by name: each is a sum divided by its own count, and `loss` is per target.
 
     Sums and counts are float64, over all batches and ranks; `finish` in dataset.py completes them.
@@ -30,7 +31,7 @@ def evaluate(
     calibrate: let the model set what it calibrates, if it has something. sums: gets those by group.
     """
     totals: dict[str, Tensor] = {}  # by metric: sum and count, (2,)
-    by_group: Batch = {}
+    sums = {} if sums is None else sums
     # A float32 sum ignores summands that are 16 million times smaller than itself, so over a long
     # split it would be too small.
     zeros = torch.zeros(2, dtype=torch.float64, device=project.device)
@@ -47,20 +48,16 @@ def evaluate(
             for name, pair in {"loss": loss, **output.metrics}.items():
                 totals[name] = totals.get(name, zeros) + torch.stack(pair)
             for name, groups in output.by_group.items():
-                by_group[name] = by_group.get(name, 0) + added(groups)
+                sums[name] = sums.get(name, 0) + added(groups)
     finally:
         model.train(was_training)
 
     metrics = means(project, totals)
-    sums = {} if sums is None else sums
-    for name, values in by_group.items():
+    for name, values in sums.items():
         sums[name] = project.distributed.sum_over_ranks(values).cpu()
     if calibrate and hasattr(project.model, "calibrate"):
         project.model.calibrate(sums)
-    finished: dict[str, float] = project.ask_dataset(
-        "finish", metrics, metrics, project.store, split, sums
-    )
-    return finished
+    return project.ask_dataset("finish", metrics, metrics, project.store, split, sums)
 
 
 def means(project: Project, totals: dict[str, Tensor]) -> dict[str, float]:

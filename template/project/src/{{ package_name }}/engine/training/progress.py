@@ -36,9 +36,8 @@ class Progress:
         return asdict(self)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
         sum({**state, "metric": 0}.values())  # raises TypeError for one that is no number
-        # In checkpoints without a metric, the loss decided.
-        vars(self).update({"metric": "loss", "best_cost": state["best_loss"], **state})
 
     def is_better(self, cost: float) -> bool:
         """Whether an evaluation of this cost, which is finite, would be the best one."""
