@@ -50,10 +50,14 @@ def steps(count):
 
 
 def evaluations(*losses):
+    """Those whose loss is the lowest so far are marked, as in training."""
     rows = []
+    lowest = math.inf
     for number, loss in enumerate(losses, start=1):
         row = {"step": 100 * number, "split": "validation", "loss": loss, "seconds": 0.1}
-        rows.append(row | {"mae": loss / 2})
+        is_best = loss < lowest
+        lowest = min(loss, lowest)
+        rows.append(row | {"mae": loss / 2, "best_by": "loss" if is_best else ""})
     return rows
 
 

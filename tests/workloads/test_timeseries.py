@@ -179,10 +179,9 @@ DATED: dict[str, tuple[str, int, dict, list[str]]] = {
 
 def test_forecasts_after_the_data_have_the_times_of_their_kind(tmp_path):
     predict = SERIES.module("commands.predict")
-    clocks = SERIES.module("prepare.clocks")
     for last, step, source, expected in DATED.values():
         end = np.datetime64(last, "s").astype(int)
-        later = clocks.times_after(np.array([end]), step, 3, source.get("timezone"))
+        later = predict.times_after(np.array([end]), step * np.arange(1, 4), source.get("timezone"))
         ahead = np.stack([end - step * np.arange(3)[::-1], later])
         windows = {"prediction": np.zeros((2, 3, 1)), "columns": np.array(["a"]), "ahead": ahead}
         table = predict.as_table(windows, source)

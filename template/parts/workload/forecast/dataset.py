@@ -55,6 +55,7 @@ class Samples(interfaces.Samples):
         self.clock = "clock" if "clock" in store.arrays else "time"
         self.targets = torch.tensor(facts["targets"])
         self.known = torch.tensor(facts["known"], dtype=torch.int64)
+        self.known_ahead = {"rows": facts["known"]}
         self.stride = facts["stride"] if split in ("validation", "test") else 1
         pieces = store.arrays["pieces"].rows()
         firsts, counts = first_targets(pieces, split, self.history, self.horizon, self.stride)
@@ -70,10 +71,6 @@ class Samples(interfaces.Samples):
     @property
     def orders(self) -> dict[str, Any]:
         return {"auto": Interleaved, "block": Interleaved}
-
-    @property
-    def known_ahead(self) -> dict[str, list[int]]:
-        return {"rows": self.store.facts["known"]}
 
     def __len__(self) -> int:
         return int(self._ends[-1])

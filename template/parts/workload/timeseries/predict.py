@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..engine.files import replacing
 from ..prepare.splits import add_input
 from ..trained import add_flags, collected, open_run, output_path, prediction_loader
+
+if TYPE_CHECKING:
+    import numpy as np
+
+DAY = 86_400  # seconds
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,19 +54,28 @@ def predicted(arguments: argparse.Namespace, project: Any) -> dict[str, Any]:
     import numpy as np
 
     from ..dataset import write_new
-    from ..prepare.clocks import times_after
 
     with prediction_loader(arguments, project, write_new) as loader:
         windows = collected(project, loader)
         rows = loader.samples.first_targets(windows.pop("index"))
         times = np.array(project.store.arrays["time"].rows())
     facts = project.store.facts
-    zone = project.store.source.get("timezone")
-    later = times_after(times[-1:], facts["frames"][0]["step"], facts["horizon"], zone)
+    steps = np.arange(facts["horizon"])
+    seconds = facts["frames"][0]["step"] * (1 + steps)
+    later = times_after(times[-1:], seconds, project.store.source.get("timezone"))
     windows["time"] = times[rows - 1]
-    windows["ahead"] = np.append(times, later)[rows[:, None] + np.arange(facts["horizon"])]
+    windows["ahead"] = np.append(times, later)[rows[:, None] + steps]
     windows["columns"] = np.array(facts["columns"])[facts["targets"]]
     return windows
+
+
+def times_after(last: np.ndarray, ahead: np.ndarray, zone: str | None) -> np.ndarray:
+    """Return the times that are `ahead` seconds after the time `last`. Days follow local clocks."""
+    from ..prepare.clocks import from_local, to_local
+
+    if not zone or (ahead % DAY).any():
+        return last + ahead
+    return from_local(to_local(last, zone) + ahead, zone, "latest")
 
 
 def as_table(windows: dict[str, Any], source: dict[str, Any]) -> Any:

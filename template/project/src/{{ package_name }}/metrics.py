@@ -48,9 +48,8 @@ def sum_by_series(compared: Compared, series: Tensor, num_series: int) -> Groups
 def sum_by_step(compared: Compared) -> Groups:
     """Return errors and sizes (H, 2), to be added up by row of the forecast."""
     forecast, _, truth, present = compared
-    error = torch.where(present, (forecast - truth).abs(), 0)
-    size = torch.where(present, truth.abs(), 0)
-    sums = torch.stack([error.sum((0, 2)), size.sum((0, 2))], 1)
+    numbers = torch.stack([(forecast - truth).abs(), truth.abs()], -1)  # (B, H, G, 2)
+    sums = torch.where(present[..., None], numbers, 0).sum((0, 2))
     return Groups(len(sums), torch.arange(len(sums), device=sums.device), sums)
 
 
@@ -68,10 +67,9 @@ def finish(metrics: dict[str, float], store: Store, split: str, sums: Batch) -> 
     scale = scales(store, split)
     results = dict(metrics)
     simple = [results.pop(name) for name in metrics if name.startswith("loss_of_")]
-    results |= over_series(
-        "mase", mean_errors(of_series, 2) / scale, mean_errors(of_series, 4) / scale
-    )
-    results |= over_series("smape", mean_errors(of_series, 3), mean_errors(of_series, 5))
+    means = mean_errors(of_series)
+    results |= over_series("mase", means[:, 2] / scale, means[:, 4] / scale)
+    results |= over_series("smape", means[:, 3], means[:, 5])
     totals = of_series.sum((0, 2))
     results["wape"] = float(totals[2] / max(totals[1], TINY))
     is_flat = (of_series[:, 0] > 0) & np.isnan(scale)
@@ -86,11 +84,10 @@ def scales(store: Store, split: str) -> np.ndarray:
     return np.where(differences > 0, differences, np.nan)
 
 
-def mean_errors(of_series: np.ndarray, column: int) -> np.ndarray:
-    """Return the mean of a column of `sum_by_series` (S, G), nan without a truth."""
-    count = of_series[:, 0]
-    means = of_series[:, column] / np.maximum(count, 1)
-    return np.where(count > 0, means, np.nan)
+def mean_errors(of_series: np.ndarray) -> np.ndarray:
+    """Return the means of what `sum_by_series` adds up (S, 6, G), nan without a truth."""
+    count = of_series[:, :1]
+    return np.where(count > 0, of_series / np.maximum(count, 1), np.nan)
 
 
 def over_series(name: str, values: np.ndarray, naive: np.ndarray) -> dict[str, float]:
@@ -111,8 +108,8 @@ def details(store: Store, split: str, sums: Batch) -> list[str]:
     steps = np.unique(np.linspace(0, len(by_step) - 1, 6).round().astype(int))
     listed = ", ".join(f"{step + 1}: {by_step[step]:.3g}" for step in steps)
     lines = [f"wape by row ahead: {listed}"]
-    mase = mean_errors(sums["series"].numpy(), 2) / scales(store, split)
-    worst = np.nan_to_num(np.nan_to_num(mase).max(1))
+    mase = mean_errors(sums["series"].numpy())[:, 2] / scales(store, split)
+    worst = np.nan_to_num(mase).max(1)
     order = np.argsort(-worst, kind="stable")[:5]
     names = store.facts["series"]
     if len(names) > 1:

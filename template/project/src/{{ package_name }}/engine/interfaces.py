@@ -99,10 +99,8 @@ class Samples:
         """Your own values of `data.order`: for each a subclass of `Order`, or what makes one."""
         return {}
 
-    @property
-    def known_ahead(self) -> dict[str, list[int]]:
-        """Columns by array whose future a forecast may see, as of holidays; no leak to `check`."""
-        return {}
+    # Optional: `known_ahead`, columns by array whose future a forecast may see, as of holidays. To
+    # `check`, they are no leak.
 
     def __len__(self) -> int:
         """Return the number of samples of the split."""

@@ -290,7 +290,7 @@ class Swap:
             shape[sample_axes] = -1
             swapped = torch.where(mask.view(shape), values[-1:], values)
             # What is known ahead stays: a prediction may depend on it.
-            known = self.bench.samples["train"].known_ahead.get(name, [])
+            known = getattr(self.bench.samples["train"], "known_ahead", {}).get(name, [])
             swapped[..., known] = values[..., known]
             return rows._replace(values=swapped)
 

@@ -17,7 +17,6 @@ from ..engine.errors import UserError
 from .tables import RowBlock
 from .times import read_dates
 
-DAY = 86_400  # seconds
 LOCAL = pa.timestamp("s")
 
 
@@ -100,11 +99,3 @@ def as_dates(times: np.ndarray, source: dict[str, Any]) -> pa.Array:
     if source.get("time_column") == "none":
         return pa.array(times)
     return pa.array(times, pa.timestamp("s", source.get("timezone")))
-
-
-def times_after(last: np.ndarray, step: int, count: int, zone: str | None) -> np.ndarray:
-    """Return the `count` times that follow the time `last` (1,). Days follow local clocks."""
-    ahead = step * np.arange(1, count + 1)
-    if not zone or step % DAY:
-        return last + ahead
-    return from_local(to_local(last, zone) + ahead, zone, "latest")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -15,20 +16,21 @@ FILL = "fill it in, or see --fill: none leaves it out of the loss, last and zero
 FILL_KNOWN = "fill it in, or run `prepare` with --fill last to use the value before, if any"
 
 
+@dataclass
 class Completing:
     """Completes one series after the other, and writes it together with the rows to forecast."""
 
+    writer: StoreWriter
+    path: Path
+    roles: Roles
+    grid: Grid
+    horizon: int
     fill: str | None = None  # what is in --fill
     max_gap: int | None = None  # the longest gap that windows cross, in seconds; None: any
 
-    def __init__(self, writer: StoreWriter, path: Path, roles: Roles, grid: Grid, horizon: int):
-        self.writer = writer
-        self.path = path
-        self.roles = roles
-        self.grid = grid
-        self.horizon = horizon
-        self.targets = roles.places(roles.targets)
-        self.known = roles.places(roles.known)
+    def __post_init__(self) -> None:
+        self.targets = self.roles.places(self.roles.targets)
+        self.known = self.roles.places(self.roles.known)
         self.row = 0  # rows so far
         self.extents: list[list[int]] = []  # of each series: first row, end of targets, last row
         self.breaks: list[int] = []

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -44,10 +43,6 @@ class Panel:
     static: np.ndarray  # (S, K)
     values: np.ndarray  # (N, C), memory-mapped
     times: np.ndarray  # (N,) int64, seconds since 1970, or numbers of rows
-
-    def facts(self) -> dict[str, Any]:
-        """Return what `read_panel` needs for further data."""
-        return {"roles": asdict(self.roles), "grid": asdict(self.grid), "series": self.keys}
 
 
 def chunks(count: int) -> list[slice]:

@@ -41,15 +41,17 @@ def read_panel(
     roles, number_of = read_table(writer, source, trained)
     keys = check_names(number_of, trained["series"] if trained else [])
     order = [number_of[key] for key in keys]
-    rows = Arranged(writer, order, has_times=roles.time != "none")
+    times, values, ends = arrange(writer, order, has_times=roles.time != "none")
     zone = source.style["timezone"] or ""
-    grid = Grid(**trained["grid"]) if trained else find_grid(rows.times, rows.ends, zone)
-    completing = Completing(writer, source.path, roles, grid, horizon)
-    completing.fill = source.flags.get("fill")
+    grid = Grid(**trained["grid"]) if trained else find_grid(times, ends, zone)
+    fill = source.flags.get("fill")
     max_gap = source.flags.get("max_gap")
-    completing.max_gap = seconds(max_gap) if max_gap else None
-    for key, first, end in zip(keys, rows.firsts, rows.ends, strict=True):
-        completing.add(key, rows.times[first:end], rows.values[first:end])
+    longest = seconds(max_gap) if max_gap else None
+    completing = Completing(writer, source.path, roles, grid, horizon, fill, longest)
+    first = 0
+    for key, end in zip(keys, ends, strict=True):
+        completing.add(key, times[first:end], values[first:end])
+        first = end
     return completing.finish(keys)
 
 
@@ -105,10 +107,8 @@ def number_series(block: RowBlock, roles: Roles, number_of: dict[str, int]) -> n
         number = number_of.setdefault(name, len(number_of))
         return np.full(block.num_rows, number)
     names = series_names(block, roles.series).dictionary_encode()
-    numbers = []
-    for name in names.dictionary.to_pylist():
-        number = number_of.setdefault(name, len(number_of))
-        numbers.append(number)
+    found = names.dictionary.to_pylist()
+    numbers = [number_of.setdefault(name, len(number_of)) for name in found]
     return np.array(numbers)[names.indices.to_numpy()]
 
 
@@ -140,36 +140,36 @@ def check_names(names: Iterable[str], trained: Iterable[str]) -> list[str]:
 # --- one series after the other
 
 
-class Arranged:
-    """The rows of a table, series by series, in temporary files.
+def arrange(
+    writer: StoreWriter, order: list[int], has_times: bool
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return times and values in temporary files, series by series, and the ends of the series.
 
-    The rows of a series stay in the order of the table.
+    The rows of a series stay in the order of the table. order: the numbers of the series, in the
+    order that they get.
     """
-
-    def __init__(self, writer: StoreWriter, order: list[int], has_times: bool):
-        """order: the numbers of the series, in the order that they get."""
-        series = writer.appended(".series")
-        values = writer.appended(".values")
-        place_of = np.argsort(order)
-        counts = np.zeros(len(order), np.int64)
-        for chunk in chunks(len(series)):
-            counts += np.bincount(place_of[series[chunk]], minlength=len(order))
-        self.ends = np.cumsum(counts)
-        self.firsts = self.ends - counts
-        # The folder of the writer is deleted at the end.
-        folder = writer.path("").parent
-        self.values = np.memmap(folder / "values", values.dtype, "w+", shape=values.shape)
-        self.times = np.memmap(folder / "times", np.int64, "w+", shape=series.shape)
-        free = self.firsts.copy()  # the next row of each series
-        for chunk in chunks(len(series)):
-            numbers = place_of[series[chunk]]
-            by_series, places = sort_by_series(numbers, free)
-            self.values[places] = values[chunk][by_series]
-            if has_times:
-                times = writer.appended(".times")[chunk][by_series]
-            else:
-                times = places - self.firsts[numbers[by_series]]
-            self.times[places] = times
+    series = writer.appended(".series")
+    values = writer.appended(".values")
+    place_of = np.argsort(order)
+    counts = np.zeros(len(order), np.int64)
+    for chunk in chunks(len(series)):
+        counts += np.bincount(place_of[series[chunk]], minlength=len(order))
+    ends = np.cumsum(counts)
+    firsts = ends - counts
+    # The folder of the writer is deleted at the end.
+    folder = writer.path("").parent
+    all_values = np.memmap(folder / "values", values.dtype, "w+", shape=values.shape)
+    all_times = np.memmap(folder / "times", np.int64, "w+", shape=series.shape)
+    free = firsts.copy()  # the next row of each series
+    for chunk in chunks(len(series)):
+        numbers = place_of[series[chunk]]
+        by_series, places = sort_by_series(numbers, free)
+        all_values[places] = values[chunk][by_series]
+        times = places - firsts[numbers[by_series]]
+        if has_times:
+            times = writer.appended(".times")[chunk][by_series]
+        all_times[places] = times
+    return all_times, all_values, ends
 
 
 def sort_by_series(series: np.ndarray, free: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

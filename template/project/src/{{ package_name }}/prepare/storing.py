@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 
@@ -24,7 +24,9 @@ def write_panel(writer: StoreWriter, panel: Panel, borders: np.ndarray, windows:
     static_mean = static.mean(0)
     static_std = usable(static.std(0), static_mean)
     writer.facts = {
-        **panel.facts(),
+        "roles": asdict(roles),  # these three are for further data
+        "grid": asdict(panel.grid),
+        "series": panel.keys,
         **windows._asdict(),
         "numbers": numbers.tolist(),  # of the series in training
         "columns": roles.values,
