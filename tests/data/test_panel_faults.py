@@ -536,7 +536,8 @@ def test_no_window_crosses_a_long_gap(tmp_path):
             for first, count in zip(firsts, counts, strict=True):
                 found += range(first, first + count)
             expected = []
-            rows = [panel.firsts, borders[:, 1], panel.ends, panel.stops]
+            stops = np.append(panel.firsts[1:], len(panel.times))
+            rows = [panel.firsts, borders[:, 1], panel.ends, stops]
             for begin, train, end, stop in zip(*rows, strict=True):
                 for first in range(begin + 4, stop - 3 + 1):
                     is_in = {

@@ -120,8 +120,9 @@ class Checkpoint:
         paths = self.candidates("last")
         step = name[: len(step_name(0))]
         newest_first = [newest, *(path for path in paths if not path.name.startswith(step))]
-        kept = newest_first[: self.keep] + list(filter(is_marked_best, newest_first))[:1]
-        kept += [path for path in newest_first if "-stable-" in path.name][:1]
+        kept = newest_first[: self.keep]
+        for mark in ("-best-", "-stable-"):
+            kept += [path for path in newest_first if mark in path.name][:1]
         # The new one is on the disk by now, so a crash leaves too many checkpoints, never too few.
         for path in paths:
             if path not in kept:
@@ -234,7 +235,7 @@ class Checkpoint:
         names = sorted(filter(self.NAME.fullmatch, names), reverse=True)  # the newest first
         paths = [self.folder / name for name in names]
         if which == "best":
-            paths.sort(key=is_marked_best, reverse=True)
+            paths.sort(key=lambda path: "-best-" in path.name, reverse=True)
         elif which != "last":
             paths = [path for path in paths if which in path.name]
         return paths
@@ -295,10 +296,6 @@ class Checkpoint:
 
 def step_name(step: int) -> str:
     return f"step-{step:08d}"
-
-
-def is_marked_best(path: Path) -> bool:
-    return "-best-" in path.name
 
 
 def copied(tensor: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ class Completing:
         self.targets = self.roles.places(self.roles.targets)
         self.known = self.roles.places(self.roles.known)
         self.row = 0  # rows so far
-        self.extents: list[list[int]] = []  # of each series: first row, end of targets, last row
+        self.extents: list[list[int]] = []  # of each series: first row, end of targets
         self.breaks: list[int] = []
         self.static: list[np.ndarray] = []
         self.num_absent = 0
@@ -186,7 +186,7 @@ class Completing:
             values = np.concatenate([values, empty])
         self.writer.append(".rows", values)
         self.writer.append("time", times)
-        self.extents.append([self.row, self.row + end, self.row + len(times)])
+        self.extents.append([self.row, self.row + end])
         self.row += len(times)
 
     def finish(self, keys: list[str]) -> Panel:
@@ -207,7 +207,6 @@ class Completing:
             keys=keys,
             firsts=extents[:, 0],
             ends=extents[:, 1],
-            stops=extents[:, 2],
             breaks=self.breaks,
             static=np.array(self.static),
             values=self.writer.appended(".rows"),

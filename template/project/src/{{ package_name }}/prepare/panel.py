@@ -38,7 +38,6 @@ class Panel:
     keys: list[str]  # names of the series, sorted
     firsts: np.ndarray  # (S,) rows in which series begin
     ends: np.ndarray  # (S,) the rows after their last targets, from which forecasts start
-    stops: np.ndarray  # (S,) the ends of the rows to forecast
     breaks: list[int]  # rows after a gap that windows must not cross
     static: np.ndarray  # (S, K)
     values: np.ndarray  # (N, C), memory-mapped
