@@ -126,6 +126,79 @@ def test_packed_hdf5_trains_alike_with_a_note_of_its_cost(layout, plain, tmp_pat
     one_error(mapped, "cannot be mapped", "windows.h5", "loader chunk")
 
 
+# ---- reversed axes -------------------------------------------------------------------------------
+
+
+def as_matlab(path, features, targets, header=True, **layout):
+    """A file as MATLAB 7.3 writes these arrays, with its header or without."""
+    with h5py.File(path, "w", userblock_size=512 if header else 0) as file:
+        file.create_dataset("features", data=features.T, **layout)
+        file.create_dataset("targets", data=targets.T, **layout)
+    if header:
+        with open(path, "r+b") as raw:
+            raw.write(b"MATLAB 7.3 MAT-file, Platform: GLNXA64".ljust(124) + b"\0\2IM")
+
+
+def test_reversed_axes_are_refused_or_transposed(plain, tmp_path, monkeypatch):
+    """MATLAB's header or the shapes tell them. A transposed copy trains as the plain file."""
+    with h5py.File(plain / "windows.h5") as file:
+        features = file["features"][:].astype(np.float64)
+        targets = file["targets"][:].astype(np.float64)
+    path = tmp_path / "windows.h5"
+    for header in (True, False):
+        # As many targets as columns, or other numbers of both; fewer rows than columns.
+        short = features[:, :2]
+        as_matlab(path, short if header else features, targets, header)
+        one_error(prepare(tmp_path, "windows", "windows.h5"), "last axis of .*with --transpose")
+        with pytest.raises(module("engine.errors").UserError, match="last axis"):
+            chunk_loader(path)
+        as_matlab(path, features, targets[:, :1], header)
+        one_error(prepare(tmp_path, "windows", "windows.h5"), "last axis of .*with --transpose")
+    as_matlab(path, features.T, targets.T)  # samples were MATLAB's last axis
+    assert prepare(tmp_path, "windows", "windows.h5").code == 0
+    # Few samples of many columns, which look reversed but are not.
+    with h5py.File(path, "w") as file:
+        file["features"] = np.random.default_rng(0).normal(size=(20, 24, 21))
+        file["targets"] = np.ones((20, 21))
+    one_error(prepare(tmp_path, "windows", "windows.h5"), "last axis .*with --no-transpose")
+    few = prepare(tmp_path, "windows", "windows.h5", "--no-transpose --purge 0")
+    assert "features:   20 windows × 24 rows × 21 features" in few.out
+
+    as_matlab(path, features, targets, chunks=True, compression="gzip")
+    monkeypatch.setattr(module("dataset"), "BLOCK_BYTES", 16 * 3 * 8 * 33)  # blocks of 33 windows
+    result = prepare(tmp_path, "windows", "windows.h5", "--transpose")
+    assert result.code == 0, result.err
+    assert "note: " not in result.out
+    done(tmp_path, *SMALL)
+    assert losses(tmp_path) == losses(plain)
+    # `predict` reads new files in the same way, unless a flag says otherwise.
+    done(tmp_path, "predict", "--input", "windows.h5", "--output", "new.npz")
+    (tmp_path / "plain.h5").write_bytes((plain / "windows.h5").read_bytes())
+    words = ("predict", "--input", "plain.h5")
+    one_error(refused(tmp_path, *words), r"windows of \(16, 400\), but \(16, 3\) .*--no-transpose")
+    done(tmp_path, *words, "--no-transpose", "--output", "same.npz")
+    forecasts = [np.load(tmp_path / name)["prediction"] for name in ("new.npz", "same.npz")]
+    np.testing.assert_array_equal(*forecasts)
+
+
+def test_the_summary_shows_axes_samples_and_what_is_left_out(tmp_path):
+    path = hdf5(tmp_path)
+    result = prepare(tmp_path, "windows", "windows.h5", "--split 200,60,60")
+    with h5py.File(path) as file:
+        last = f"{file['targets'][399, 2]:.4f}".rstrip("0")
+    for line in (
+        "features:   400 windows × 16 rows × 3 features, float32",
+        "targets:    400 windows × 3 targets, float32",
+        "window 0: 16 rows of 3 features → 3 targets: [",
+        "window 200: 16 rows of 3 features → 3 targets: [",
+        "window 399: 16 rows of 3 features → 3 targets: [",
+        "9 windows before each border, which overlap with those after it; 80 after the last split",
+    ):
+        assert line in result.out
+    (line,) = [line for line in result.out.splitlines() if line.startswith("window 399")]
+    assert line.endswith(f"{last}]")
+
+
 BAD_HDF5 = {
     "missing dataset": (
         {"features": None, "series": np.ones(3)},
@@ -296,6 +369,27 @@ def test_chunk_data_loader_by_itself(size, tmp_path):
         for place, name in enumerate(("features", "targets")):
             whole = torch.cat([batch[place] for batch in batches_of_epoch])
             assert whole.equal(torch.from_numpy(file[name][:]))
+
+
+def test_chunk_data_loader_tells_its_sizes_and_a_missing_gpu(tmp_path):
+    path = hdf5(tmp_path)
+    for size, batches_of_chunk in (("auto", 13), (1e-6, 1), (80e-6, 3)):
+        with chunk_loader(path, chunk_size_gb=size) as loader:
+            assert (loader.num_samples, loader.sequence_length, loader.feature_count) == (
+                400,
+                16,
+                3,
+            )
+            ranges = loader.chunk_ranges
+            assert ranges[0] == (0, min(32 * batches_of_chunk, 400))
+            assert [last for _, last in ranges[:-1]] == [first for first, _ in ranges[1:]]
+            assert ranges[-1][1] == 400
+            assert sum(len(targets) for _, targets in loader) == 400
+    with chunk_loader(path, datasets=("targets",)) as loader:
+        assert (loader.sequence_length, loader.feature_count) == (1, 3)
+    count = torch.cuda.device_count()
+    with pytest.raises(module("engine.errors").UserError, match=f"GPU here: device cuda:{count}: "):
+        module("engine.loading.loader").ChunkDataLoader(path, device=f"cuda:{count}")
 
 
 def test_chunk_data_loader_resumes_with_the_next_batch(tmp_path):

@@ -8,6 +8,7 @@ HDF5 file without a project.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -18,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..errors import UserError
 from ..interfaces import Batch, Samples, Spans
 from ..settings import Auto, EngineData, EngineSettings
 from .chunks import Chunks
@@ -93,7 +95,8 @@ class ChunkDataLoader:
     chunk_size_gb: GB on the device; "auto" uses three quarters of what is free at the first batch.
     datasets: their names in the file; rows are the first axis. reuse: the next batch may overwrite
     this one, which saves a copy. `state_dict` counts batches, so that a loader resumes with the
-    next one. Raises `UserError` for a file that cannot be read.
+    next one. `num_samples`, `sequence_length` and `feature_count` are N, T and F. Raises
+    `UserError` for a file that cannot be read, and for a GPU that does not exist.
     """
 
     def __init__(
@@ -109,8 +112,13 @@ class ChunkDataLoader:
         datasets: tuple[str, ...] = ("features", "targets"),
         reuse: bool = False,
     ):
+        device = torch.device(device)
+        if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+            raise UserError("no such GPU here", f"device {device}", "use device='cpu'")
         arrays = hdf5_arrays(hdf5_path, *datasets)
-        self.rows = arrays[datasets[0]].shape[0]
+        self.num_samples, *shape = arrays[datasets[0]].shape
+        self.sequence_length = math.prod(shape[:-1])
+        self.feature_count = math.prod(shape[-1:])
         self.datasets = datasets
         self.batch_size = batch_size
         self.drop_last = drop_last
@@ -122,26 +130,36 @@ class ChunkDataLoader:
         )
         reproducibility = SimpleNamespace(seed=seed)
         settings: Any = SimpleNamespace(data=data, reproducibility=reproducibility)
-        self.order = Order(self.rows, settings)
+        self.order = Order(self.num_samples, settings)
         self._epoch = 0
         self._batch = 0
         samples = RowPairs(datasets)
-        self._chunks = Chunks(samples, arrays, self.order, torch.device(device), data, resident={})
+        self._chunks = Chunks(samples, arrays, self.order, device, data, resident={})
 
     def __len__(self) -> int:
         if self.drop_last:
-            return self.rows // self.batch_size
+            return self.num_samples // self.batch_size
         return len(self.order)
 
     def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
         """Yield the remaining batches of the current epoch; the next call begins the next one."""
         with closing(self._chunks(self._epoch, self._batch, len(self))) as batches:
             for rows in batches:
-                count = min(self.rows - self._batch * self.batch_size, self.batch_size)
+                count = min(self.num_samples - self._batch * self.batch_size, self.batch_size)
                 self._batch += 1
                 batch = tuple(rows[name].values[:count, 0] for name in self.datasets)
                 yield batch if self.reuse else tuple(tensor.clone() for tensor in batch)
         self.set_epoch(self._epoch + 1)
+
+    @property
+    def chunk_ranges(self) -> list[tuple[int, int]]:
+        """First and last + 1 sample of each chunk, in the order of an epoch, if chunks are full.
+
+        The first chunks of an epoch are smaller, so that the first batch comes early.
+        """
+        size = self._chunks.full_batches() * self.batch_size
+        firsts = range(0, self.num_samples, size)
+        return [(first, min(first + size, self.num_samples)) for first in firsts]
 
     def set_epoch(self, epoch: int) -> None:
         """Begin this epoch next."""

@@ -11,8 +11,11 @@ def open_windows(path: str | Path) -> list[h5py.Dataset]:
     if not has_axes or features[0] != targets[0] or kinds != {"f"}:
         raise UserError(
             f"wrong features {features} or targets {targets}: {path}: "
-            "write floats of the shapes (N, T, F) and (N, H)"
+            "write floats of the shapes (N, T, F) and (N, H); MATLAB reverses them"
         )
+    # With as many features as targets, the last axis may be the samples as well as the first.
+    if features[-1] == targets[-1] and features[0] == min(features) < features[-1]:
+        raise UserError(f"reversed axes {features}, as of MATLAB: {path}: write (N, T, F)")
     return datasets
 
 
@@ -28,7 +31,8 @@ class ChunkDataLoader:
     Every batch is new memory, in float32. The order depends on seed, epoch and `shuffle_block`
     alone, so another chunk size gives the same batches. `batches` begins at any epoch and batch.
     chunk_size_gb: memory of a chunk. Two are on the device, or all rows if they fit into as much.
-    "auto" uses three quarters of the memory that is free at the first batch.
+    "auto" uses three quarters of the memory that is free at the first batch. `num_samples`,
+    `sequence_length` and `feature_count` are N, T and F.
     """
 
     hdf5_path: str | Path
@@ -46,7 +50,11 @@ class ChunkDataLoader:
     def __post_init__(self) -> None:
         self.datasets = open_windows(self.hdf5_path)
         self.rows = self.rows or range(len(self.datasets[0]))
+        self.num_samples = len(self.rows)
+        _, self.sequence_length, self.feature_count = self.datasets[0].shape
         self.device = torch.device(self.device)
+        if self.device.type == "cuda" and not torch.cuda.is_available():
+            raise UserError("no GPU is here: ChunkDataLoader: use device='cpu'")
         self.resident_chunk: list[Tensor] = []
         self.chunk_rows = 0  # chosen at the first batch
         self.next_epoch = 0
@@ -59,6 +67,15 @@ class ChunkDataLoader:
         for _, batch in self.batches(self.next_epoch):
             yield batch
         self.next_epoch += 1
+
+    @property
+    def chunk_ranges(self) -> list[tuple[int, int]]:
+        """First and last + 1 sample of each chunk, in the order of an epoch."""
+        if not self.chunk_rows:
+            self.choose_size()
+        size = self.num_samples if self.is_resident else self.chunk_rows
+        firsts = range(0, self.num_samples, size)
+        return [(first, min(first + size, self.num_samples)) for first in firsts]
 
     def choose_size(self) -> None:
         """Choose the rows of a chunk, and whether all rows stay on the device."""
@@ -219,6 +236,8 @@ class Data:
         features, targets = [dataset.shape for dataset in datasets]
         num_rows, self.history, self.num_features = features
         self.num_targets = targets[1]
+        shape = f"{self.history} rows of {self.num_features} features → {self.num_targets} targets"
+        print(f"data: {num_rows:,} windows, each {shape}")
         # Windows before a border are left out if they overlap in time with the first one after it.
         purge = settings.purge if settings.purge >= 0 else self.history + self.num_targets - 1
         train_end, validation_end, test_end = split_rows(settings.split, num_rows)

@@ -57,6 +57,10 @@ def test_the_loader_is_iterable() -> None:
         _, features = rows_of(loader.batches(epoch=number))
         assert torch.equal(torch.cat(epoch), features)
     assert len(train.ChunkDataLoader(path, 70, shuffle=True, drop_last=True)) == 25
+    assert (loader.num_samples, loader.sequence_length, loader.feature_count) == (1800, 24, 3)
+    assert loader.chunk_ranges == [(0, 1800)]
+    small = train.ChunkDataLoader(path, 50, chunk_size_gb=1e-9, shuffle_block=100)
+    assert small.chunk_ranges == [(first, first + 100) for first in range(0, 1800, 100)]
 
 
 def test_a_dataloader_gives_the_same_batches() -> None:
@@ -86,8 +90,12 @@ def test_wrong_data_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
         with h5py.File(name, "w") as file:
             file["features"] = values
             file["targets"] = np.zeros((100, 1))
+    with h5py.File("reversed", "w") as file:
+        file["features"] = np.zeros((2, 4, 100))
+        file["targets"] = np.zeros((2, 100))
     wrong = {
         "--data text.h5": "cannot read the file",
+        "--data reversed": "reversed axes (2, 4, 100), as of MATLAB",
         "--data rows": "wrong features (9, 4, 2) or targets (100, 1): rows",
         "--data nan": "a training value is not a finite number: nan",
         "--data small.h5 --purge 1700": "use a smaller --purge",

@@ -17,7 +17,14 @@ from tqdm import tqdm
 from .engine import interfaces
 from .engine.errors import UserError
 from .engine.interfaces import Batch, Rows, Spans
-from .engine.loading.hdf5 import Hdf5Array, hdf5_arrays, missing_values, place_in, refer
+from .engine.loading.hdf5 import (
+    Hdf5Array,
+    ReversedArray,
+    hdf5_arrays,
+    missing_values,
+    place_in,
+    refer,
+)
 from .engine.loading.store import Store, StoreWriter
 from .prepare.scaling import Scaler
 from .settings import WORKLOAD, Settings
@@ -89,7 +96,7 @@ def write_windows(
     }
     with StoreWriter(folder, WORKLOAD) as writer:
         if dtype is None:
-            refer(writer, features=features, targets=targets)
+            add_arrays(writer, features, targets)
         else:
             for _, values in _blocks(features, "storing"):
                 writer.append("features", _stored(values, scale, dtype), dtype)
@@ -98,6 +105,16 @@ def write_windows(
         writer.facts = facts
         writer.splits = splits
         writer.source = source
+
+
+def add_arrays(writer: StoreWriter, *arrays: Hdf5Array) -> None:
+    """Refer to arrays in their file; copy those whose axes are reversed in it, as float32."""
+    for array in arrays:
+        if isinstance(array, ReversedArray):
+            for _, values in _blocks(array, "storing"):
+                writer.append(array.name, values.astype(np.float32))
+        else:
+            refer(writer, **{array.name: array})
 
 
 def _blocks(array: Hdf5Array, title: str) -> Iterator[tuple[int, np.ndarray]]:

@@ -16,6 +16,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add_flags(parser, output=".npz (default: predictions.npz in the run's folder)")
     text = "HDF5 file with new features (N, T, F)"
     parser.add_argument("--input", type=typed_path, metavar="FILE", help=text)
+    text = "whether samples are the last axis in the file (default: as in `prepare`)"
+    parser.add_argument("--transpose", action=argparse.BooleanOptionalAction, help=text)
 
 
 def main(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:

@@ -28,6 +28,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--split", default="0.7,0.15,0.15", metavar="TRAIN,VALIDATION,TEST", help=text)
     text = "windows to leave out before each border of splits (default: those that overlap)"
     add("--purge", type=int, metavar="ROWS", help=text)
+    text = "whether samples are the last axis in the file, as MATLAB writes them; copies the arrays"
+    add("--transpose", action=argparse.BooleanOptionalAction, help=text)
     text = "copy the arrays as this type; 16-bit types store standardized features"
     add("--dtype", choices=["float32", "float16", "bfloat16"], help=text)
 
@@ -43,7 +45,7 @@ def main(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     if len(names) != 2:
         what = f"'{arguments.datasets}' is not two names"
         raise UserError(what, "--datasets", "name two, such as features,targets")
-    features, targets = arrays_of(path, names)
+    features, targets = arrays_of(path, names, arguments.transpose)
     purge = arguments.purge
     if purge is None:
         purge = overlap(features, targets)
@@ -56,14 +58,33 @@ def main(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
         "rows": features.shape[0],
         "split": arguments.split,
         "datasets": names,
+        "transpose": bool(arguments.transpose),
     }
     write_windows(folder, features, targets, splits, arguments.dtype, source)
-    for array in (features, targets):
-        print(f"{array.name + ':':12}{array.shape} {array.dtype}")
-    print(f"left out:   {purge} windows before each border, which overlap with those after it")
+    report(features, targets)
+    unused = features.shape[0] - splits["test"][1]
+    print(
+        f"left out:   {purge} windows before each border, which overlap with those after it; "
+        f"{unused:,} after the last split"
+    )
     counts = [f"{last - first:,} {name}" for name, (first, last) in splits.items()]
     print(f"windows:    {', '.join(counts)}")
     print_next(folder)
+
+
+def report(features: Hdf5Array, targets: Hdf5Array) -> None:
+    """Print the shapes with names of their axes, and three windows: wrong axes are visible."""
+    import numpy as np
+
+    count, history, columns = features.shape
+    _, horizon = targets.shape
+    print(f"features:   {count:,} windows × {history} rows × {columns} features, {features.dtype}")
+    print(f"targets:    {count:,} windows × {horizon} targets, {targets.dtype}")
+    shape = f"{history} rows of {columns} features → {horizon} target{'s' * (horizon > 1)}"
+    with np.printoptions(precision=4, threshold=5, edgeitems=2):
+        for number in (0, count // 2, count - 1):
+            window, target = (array.read(number, number + 1)[0] for array in (features, targets))
+            print(f"window {number}: {shape}: {window[0]} … {window[-1]} → {target}")
 
 
 def overlap(features: Hdf5Array, targets: Hdf5Array) -> int:

@@ -345,6 +345,14 @@ class Chunks:
         chunks = f"{len(self.buffers)} chunks of up to {capacity:.2g} GB"
         return f"data.chunk_size_gb: {chunks}, nothing is resident; {workers}"
 
+    def full_batches(self) -> int:
+        """Return how many batches a full chunk has; all if they are resident."""
+        if not self.capacity:
+            self._choose_size()
+        if self.sources.keys() <= self.resident.keys():
+            return len(self.order)
+        return min(max(self.capacity // self.batch_bytes, 1), MOST_BATCHES)
+
     def _reside(self, budget: int) -> None:
         """Read all rows of the arrays, if they fit and another loader has not done it."""
         layouts = self._whole()

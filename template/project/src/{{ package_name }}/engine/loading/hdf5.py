@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from math import ceil
 from pathlib import Path
@@ -31,6 +31,14 @@ class Hdf5Array(Array):
             return self.rows()[first:last]
         with opened(self.path) as file:
             return file[self.dataset].astype(self.dtype)[first:last]
+
+
+class ReversedArray(Hdf5Array):
+    """An array whose axes are reversed in the file, as MATLAB writes them; loaders need a copy."""
+
+    def read(self, first: int, last: int) -> np.ndarray:
+        with opened(self.path) as file:
+            return file[self.dataset].astype(self.dtype)[..., first:last].T
 
 
 def place_in(array: Array, row: int, size: int = 0) -> str:
@@ -72,22 +80,44 @@ def opened(path: Path) -> Iterator[Any]:
         raise UserError(what, str(path), remedy) from error
 
 
-def hdf5_arrays(path: str | Path, *names: str) -> dict[str, Hdf5Array]:
+def hdf5_arrays(
+    path: str | Path, *names: str, transpose: bool | None = None
+) -> dict[str, Hdf5Array]:
     """Return the datasets `names` as arrays for loaders; print a note for each slow one.
 
+    transpose: whether the axes are reversed in the file; None refuses a file where they seem to be.
     Raises `UserError` if the file or a dataset cannot be used for training.
     """
     path = Path(path)
     with opened(path) as file:
-        arrays = {name: _array(path, file, name) for name in names}
-    if len({array.shape[0] for array in arrays.values()}) > 1:
+        arrays = {name: _array(path, file, name, transpose) for name in names}
+    shapes = [array.shape for array in arrays.values()]
+    if transpose is None and _seem_reversed(path, shapes):
+        what = f"samples seem to be the last axis of {shapes}, as MATLAB writes them"
+        remedy = "run prepare with --transpose, or with --no-transpose if they are the first axis"
+        raise UserError(what, str(path), remedy)
+    if len({shape[0] for shape in shapes}) > 1:
         counts = [f"'{name}' {array.shape[0]}" for name, array in arrays.items()]
         what = "unequal numbers of rows: " + ", ".join(counts)
-        raise UserError(what, str(path), "write one row per sample into each dataset")
+        remedy = "write one row per sample into each dataset, or see prepare --transpose"
+        raise UserError(what, str(path), remedy)
     return arrays
 
 
-def _array(path: Path, file: Any, name: str) -> Hdf5Array:
+def _seem_reversed(path: Path, shapes: list[Sequence[int]]) -> bool:
+    """Whether samples seem to be the last axis: MATLAB, Julia and Fortran reverse all axes."""
+    if len({shape[-1] for shape in shapes}) > 1 or any(shape[0] >= shape[-1] for shape in shapes):
+        return False
+    if len({shape[0] for shape in shapes}) > 1:
+        return True
+    # Both the first and the last axis may be the samples.
+    with open(path, "rb") as file:
+        is_matlab = file.read(6) == b"MATLAB"
+    is_shortest = all(shape[0] == min(shape) for shape in shapes)
+    return is_matlab or (is_shortest and len(shapes) > 1)
+
+
+def _array(path: Path, file: Any, name: str, transpose: bool | None) -> Hdf5Array:
     import h5py
 
     where = f"{path}, dataset '{name}'"
@@ -113,6 +143,8 @@ def _array(path: Path, file: Any, name: str) -> Hdf5Array:
         if np.any(dataset.attrs.get(attribute, plain) != plain):
             what = f"its values are packed, by the attribute {attribute}"
             raise UserError(what, where, "store the unpacked values, without the attribute")
+    if transpose:
+        return ReversedArray(name, path, None, dataset.shape[::-1], dataset.dtype.name, name)
     # None for a dataset in chunks, or one that is made of others.
     offset = dataset.id.get_offset() if _is_native(dataset) else None
     if offset is None and not _has_whole_rows(dataset):
