@@ -199,7 +199,7 @@ def test_optimizer_and_schedule_may_be_rewritten_in_two_files(tmp_path):
     package = project / "src/my_training"
     (package / "optimizer.py").write_text(OWN_OPTIMIZER, encoding="utf-8")
     settings = (package / "settings.py").read_text(encoding="utf-8")
-    before, after = re.split(r"class Optimizer.*?(?=class Settings)", settings, flags=re.DOTALL)
+    before, after = re.split(r"class Optimizer.*?(?=class Evaluation)", settings, flags=re.DOTALL)
     (package / "settings.py").write_text(before + OWN_SECTIONS + after, encoding="utf-8")
     config = yaml.safe_load((project / "config.yaml").read_text(encoding="utf-8"))
     del config["optimizer"], config["schedule"], config["profiles"]

@@ -231,7 +231,7 @@ def test_a_notebook_loads_a_run_predicts_and_plots(series):
     predict, *_ = documented(document("notebook"))
     check_run(project, "predict", "--output", "split.npz", cwd=series)
     check_run(project, *predict, cwd=series)
-    first, second = quoted("notebook")
+    first, _, second = quoted("notebook")  # the one between needs pandas
     same = "\nimport numpy\nsplit = numpy.load('split.npz')\n"
     same += "print((rows['prediction'] == split['prediction']).all(), len(plt.gca().lines))"
     assert printed(first + same, series, project) == "True 2\n"
@@ -239,13 +239,16 @@ def test_a_notebook_loads_a_run_predicts_and_plots(series):
 
 
 def test_a_run_stops_early_and_a_resume_with_more_patience_continues_it(tmp_path):
-    (words,) = documented(document("early-stopping"))
+    words, by_metric = documented(document("early-stopping"))
     project = render(workload="tabular")
     short = ("--evaluation.every_steps", "1", "--optimizer.learning_rate", "1e-30")
     result = check_run(project, *words, *short, "--training.max_steps", "20", cwd=tmp_path)
     assert "finished at step 6 of 20" in result.out
     more = check_run(project, "train", "--resume", "--evaluation.patience", "8", cwd=tmp_path)
     assert "finished at step 9 of 20" in more.out
+    other = tmp_path / "other"
+    other.mkdir()
+    check_run(project, *by_metric, "--training.max_steps", "1", cwd=other)
 
 
 def test_the_words_for_a_debugger_train(tmp_path):

@@ -131,7 +131,7 @@ def test_predicts_a_split_and_what_comes_after_new_data(tmp_path, monkeypatch):
     monkeypatch.setenv("TRAINING_ROOT", str(tmp_path))
     trained = SERIES.module("trained")
     table = csv.read_csv(tmp_path / "new.csv").to_pydict()
-    in_python = trained.predict(trained.load_run(), table)
+    in_python = SERIES.module("notebook").predict(trained.load_run(), table)
     assert in_python.keys() == new.keys()
     for name, array in in_python.items():
         np.testing.assert_array_equal(array, new[name])

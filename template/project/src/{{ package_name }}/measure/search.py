@@ -1,4 +1,4 @@
-"""Search settings with a better validation metric, in trials that Optuna draws, for `tune --search`.
+"""Search settings with a better validation metric, in trials of Optuna, for `tune --search`.
 
 A trial is a complete training in its own folder, such as `searches/STUDY/trial-007`. The name of
 the study is a hash of settings, space and data. So the same command resumes it, in one process or

@@ -157,7 +157,8 @@ def count_windows(pieces: np.ndarray, keys: Sequence[str], windows: Windows) -> 
         sizes = pieces[:, place + 1] - pieces[:, place]
         if found.sum() == 0 and (name != "test" or sizes.any()):
             flag = "--horizon" if sizes.max() < horizon else "--history"
-            what = f"no window fits into the {sizes.sum():,} rows of the split {name}"
+            rows = f"{sizes.max():,} rows of a series"
+            what = f"no window fits into the split {name}, which has at most {rows}"
             remedy = f"give it more rows, or `prepare` with a smaller {flag}"
             raise UserError(what, flag, remedy)
         counts.append(f"{found.sum():,} {name}")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Facts = dict[str, Any]
 NO_TIME = (
     "fix it, or give the format, such as --time-format '%d.%m.%Y', or the unit of numbers, such as "
-    "--time-format ms; see also --time-column, which may be none"
+    "--time-format ms; give all times an offset, or none; see also --time-column"
 )
 
 
@@ -129,7 +129,7 @@ def check_names(names: Iterable[str], trained: Iterable[str]) -> list[str]:
     spelling: dict[str, str] = {}
     for name in sorted({*names, *trained}):
         plain = " ".join(unicodedata.normalize("NFKC", name).casefold().split())
-        plain = re.sub(r"\.0+(?=/|$)", "", plain)
+        plain = re.sub(r"\.0+(?=/|$)|(?<![\d.])0+(?=\d)", "", plain)  # 1.0 and 01 are 1
         if plain in spelling:
             what = f"'{spelling[plain]}' and '{name}' seem to be one series"
             raise UserError(what, "--series", "write its name in one way")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 CALENDAR = ("hour", "weekday", "day", "month", "yearday")
 MOST_TEXTS = 1000  # categories of a column
 NAME_IT = "give each row the name of its series; if NA is a name, add --keep-na"
-FIX = "fix it, or see --known and --static for texts, --drop, --missing and --decimal"
+FIX = "fix it, or see --series for names, --known and --static for texts, --drop and --missing"
 
 
 def listed(flags: dict[str, Any], name: str) -> list[str]:
@@ -52,7 +52,7 @@ def choose_roles(block: RowBlock, flags: dict[str, Any]) -> Roles:
     targets = targets or [name for name in values if name not in known]
     if not targets:
         raise UserError("no column to forecast", "--targets", "name one, or several with commas")
-    calendar = listed(flags, "calendar")
+    calendar = [*dict.fromkeys(listed(flags, "calendar"))]
     for unit in calendar:
         if unit not in CALENDAR or time == "none":
             remedy = f"choose from {', '.join(CALENDAR)}, for rows with times"

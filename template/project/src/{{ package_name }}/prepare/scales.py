@@ -25,6 +25,8 @@ def find_season(panel: Panel, borders: np.ndarray, history: int, given: int | No
     most = min(history, longest - 1)
     if given is None or longest < 2:  # without training rows, the split is what is wrong
         season = rows_of_season(panel.grid, panel.roles.time != "none")
+        if season > most:
+            print(f"note: a season of {season} rows is longer than --history, so none is used")
         return season if season <= most else 1
     if not 1 <= given <= most:
         what = f"a window has {history:,} rows of history, a series up to {longest:,} in training"
