@@ -357,6 +357,27 @@ def test_metrics_are_those_of_the_forecasts_that_are_written(tmp_path):
     assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.parametrize("scaling", ["window", "series"])
+def test_metrics_do_not_follow_the_unit_of_the_data(scaling, tmp_path):
+    """Not even if all values are far below 1; the last batch has padding."""
+    found = []
+    for unit in (1, 2.0**-30):
+        folder = tmp_path / str(unit)
+        folder.mkdir()
+        panel = shops()
+        for row in all_rows(panel):
+            for name in ("sales", "visits"):
+                row[name] = row[name] if row[name] == "" else row[name] * unit
+        prepared(folder, "forecast", text(all_rows(panel)), ALL)
+        done(folder, *SMALL, "--model.scaling", scaling)
+        done(folder, "evaluate")
+        results = evaluation_of(folder)
+        metrics = {**results["metrics"], "baseline": results["baseline_loss"]}
+        metrics["mae_original"] /= unit
+        found.append(metrics)
+    assert found[1] == pytest.approx(found[0], rel=1e-3)
+
+
 # ---- what nothing may see ------------------------------------------------------------------------
 
 

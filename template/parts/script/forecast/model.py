@@ -1,4 +1,4 @@
-TINY = 1e-6
+TINY = 1e-30  # in units of the data, which may be small
 FLOOR = 0.01  # of the deviation of a series: the least scale of a window
 FLAT = 1e-3  # of the size of the values: another least scale
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from .engine.interfaces import Batch, Output
-from .layers import TINY, Columns, Mixer, Quantiles, forget
+from .layers import Columns, Mixer, Quantiles, forget
 from .metrics import Compared, sum_by_series, sum_by_step
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 FLOOR = 0.01  # of the deviation of a series: the least scale of a window
 FLAT = 1e-3  # of the size of the values: another least scale
+TINY = 1e-30  # in units of the data, which may be small
 
 
 class Forecaster(nn.Module):
@@ -103,11 +104,12 @@ class Forecaster(nn.Module):
             mean = torch.where(of_window.isnan(), mean, of_window)
             spread = (history - mean).square().nanmean(1, keepdim=True).sqrt().nan_to_num()
             # A flat history would make everything after it huge.
-            floor = torch.maximum(FLOOR * std, FLAT * mean.abs()).clamp(min=TINY)
+            floor = torch.maximum(FLOOR * std, FLAT * mean.abs())
             std = torch.maximum(spread, floor)
         # The future of known columns is not in the history.
         mean = torch.where(self.is_known, self.mean, mean)
-        return mean, torch.where(self.is_known, self.std, std)
+        # The deviation of padding is 0.
+        return mean, torch.where(self.is_known, self.std, std).clamp(min=TINY)
 
     # --- the forecast
 

@@ -16,7 +16,7 @@ from .engine.interfaces import Batch, Groups
 from .engine.loading.store import Store
 from .prepare.splits import SPLITS
 
-TINY = 1e-6
+TINY = 1e-30  # in units of the data, which may be small
 
 
 class Compared(NamedTuple):
