@@ -88,7 +88,7 @@ def test_classes_have_a_matrix_and_figures_of_each(tmp_path):
     check_run(project, "train", *TABLE, cwd=tmp_path)
     assert drawn(tmp_path) == {"classes.md"}
     page = report_of(tmp_path).partition("## Classes")[2]
-    counts = [line.split("|")[5] for line in page.splitlines() if line.startswith("| ")][2:5]
+    counts = [line.split("|")[2] for line in page.splitlines() if line.startswith("| ")][2:5]
     assert sum(map(int, counts)) == 45, "each validation row has one true class"
 
 

@@ -3,6 +3,7 @@ sets."""
 
 import csv
 import functools
+import json
 import re
 import subprocess
 import sys
@@ -16,7 +17,14 @@ from made_up import ROWS, columns, lines, prepared, store, written
 from pyarrow.csv import read_csv
 from rendering import REPOSITORY
 from running import EXAMPLES, newest_run, one_error
-from sklearn.metrics import accuracy_score, mean_absolute_error, mean_squared_error
+from sklearn.metrics import (
+    accuracy_score,
+    average_precision_score,
+    balanced_accuracy_score,
+    mean_absolute_error,
+    mean_squared_error,
+    roc_auc_score,
+)
 from torch.nn.functional import nll_loss
 from workload import Workload
 
@@ -200,6 +208,64 @@ def test_metrics_are_those_of_the_predictions(opened):
     assert finished == metrics
 
 
+def class_sums(logits, target, batch_size=700):
+    """What an evaluation adds up, with padding in the last batch."""
+    added = module("engine.training.evaluation").added
+    sums = {}
+    for start in range(0, len(logits) + 1, batch_size):
+        rows = torch.arange(start, start + batch_size)
+        present = rows < len(logits)
+        rows = rows * present
+        counts = module("classes").sum_by_class(logits[rows], target[rows] * present, present)
+        sums = {name: sums.get(name, 0) + added(groups) for name, groups in counts.items()}
+    return sums
+
+
+@pytest.mark.parametrize(
+    ("num_classes", "count", "spread", "shift"),
+    [(2, 9000, 1, 0), (2, 4000, 3, -6), (2, 300, 1, -4), (3, 2000, 1, 9), (12, 4000, 2, 0)],
+    ids=["two", "rare", "few rows", "sure", "many"],
+)
+def test_metrics_of_classes_are_those_of_scikit_learn(num_classes, count, spread, shift):
+    """Areas from histograms are off by less than 0.001; of two classes, the second is meant."""
+    random = torch.Generator().manual_seed(count)
+    noise = torch.randn(count, num_classes, generator=random)
+    truth = noise + 1.5 * torch.randn(count, num_classes, generator=random)
+    truth[:, 1] += min(shift, 0) / 2
+    target = truth.argmax(1)
+    logits = spread * noise
+    logits[:, 1] += shift
+    metrics = module("classes").overall(class_sums(logits, target))
+    scores = logits.double().softmax(1).numpy()
+    is_class = np.eye(num_classes)[target]
+    if num_classes == 2:
+        scores = scores[:, 1]
+        is_class = is_class[:, 1]
+    expected = {
+        "balanced_accuracy": balanced_accuracy_score(target, logits.argmax(1)),
+        "roc_auc": roc_auc_score(is_class, scores),
+        "pr_auc": average_precision_score(is_class, scores),
+    }
+    assert metrics == pytest.approx(expected, abs=1e-3)
+
+
+def test_equal_scores_are_one_threshold_and_an_absent_class_is_no_number():
+    levels = torch.arange(6).repeat(50)
+    target = (torch.arange(300) % 7 < levels).long()
+    logits = torch.stack([torch.zeros(300), levels - 2.5], 1)
+    metrics = module("classes").overall(class_sums(logits, target))
+    assert metrics["roc_auc"] == pytest.approx(roc_auc_score(target, levels), abs=1e-9)
+    expected = average_precision_score(target, levels)
+    assert metrics["pr_auc"] == pytest.approx(expected, abs=1e-9)
+    three = torch.cat([logits, torch.full((300, 1), -9.0)], 1)  # no row of the third
+    sums = class_sums(three, target)
+    of_class = module("classes").by_class(sums)
+    without = [name for name, values in of_class.items() if values[2].isnan()]
+    assert without == ["recall", "roc_auc", "pr_auc"]
+    recalls = of_class["recall"][:2].mean()
+    assert module("classes").overall(sums)["balanced_accuracy"] == pytest.approx(float(recalls))
+
+
 def test_a_missing_number_is_the_mean_and_is_marked(opened):
     model = built(opened).eval()
     batch = batch_of(opened, "train")
@@ -314,6 +380,33 @@ def test_predictions_of_classes_have_names_and_probabilities(tmp_path):
         assert sum(shares.values()) == pytest.approx(1, abs=1e-5)
         assert row["prediction"] == max(shares, key=lambda name: shares[name])
     assert TABLES.predicted(tmp_path)["target"].tolist() == made["kind"][-30:]
+
+
+def test_metrics_of_classes_are_those_of_all_rows_and_may_decide(tmp_path, monkeypatch):
+    """Of the rows that `predict` writes, also where the report drew its examples."""
+    monkeypatch.setenv(EXAMPLES, "1")
+    random = np.random.default_rng(0)
+    kind = random.random(16_000) < 0.1
+    hint = (kind + random.normal(0, 1, 16_000)).round(2)
+    made = {"hint": hint.tolist(), "kind": np.where(kind, "yes", "no").tolist()}
+    prepared(tmp_path, "tabular", lines(made), CLASSES)
+    words = ("--data.batch_size", "512", "--evaluation.metric", "pr_auc")
+    done(tmp_path, "train", *SMALL, *words)
+    out = done(tmp_path, "evaluate", "--split", "validation")
+    metrics = json.loads((newest_run(tmp_path) / "evaluation.json").read_text())["metrics"]
+    rows = TABLES.predicted(tmp_path, "--split", "validation")
+    is_yes = rows["target"] == "yes"
+    expected = {
+        "balanced_accuracy": balanced_accuracy_score(is_yes, rows["prediction"] == "yes"),
+        "roc_auc": roc_auc_score(is_yes, rows["probability of yes"]),
+        "pr_auc": average_precision_score(is_yes, rows["probability of yes"]),
+    }
+    assert {name: metrics[name] for name in expected} == pytest.approx(expected, abs=1e-3)
+    assert f"## Classes of all {len(is_yes):,} rows" in out
+    shown = (newest_run(tmp_path) / "examples/classes.md").read_text()
+    assert shown in out
+    records = (newest_run(tmp_path) / "metrics.jsonl").read_text()
+    assert '"best_by": "pr_auc"' in records
 
 
 def test_bad_predictions_are_one_line(tmp_path):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from .classes import class_table, overall
 from .engine import interfaces
 from .engine.interfaces import Batch, Rows, Spans
 from .engine.loading.store import Store, StoreWriter
@@ -46,11 +47,18 @@ def _target(store: Store, split: str) -> np.ndarray:
 
 
 def finish(metrics: dict[str, float], store: Store, split: str, sums: Batch) -> dict[str, float]:
-    """Add `r2` for regression: 1 − squared error ÷ variance of the split's targets."""
+    """Add means over the classes, or `r2`: 1 − squared error ÷ variance of the split's targets."""
+    if "scores" in sums:
+        return {**metrics, **overall(sums)}
     variance = _target(store, split).var(dtype=np.float64)
     if variance > 0 and "mse_original" in metrics:
         return {**metrics, "r2": 1 - metrics["mse_original"] / float(variance)}
     return metrics
+
+
+def details(store: Store, split: str, sums: Batch) -> list[str]:
+    """Return a table of the classes for `evaluate`."""
+    return class_table(sums, store.facts["target"]["classes"]) if "scores" in sums else []
 
 
 def baseline_loss(store: Store, split: str) -> float:

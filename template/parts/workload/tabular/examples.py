@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from matplotlib.figure import Figure
 
+from .classes import class_table
 from .engine.monitoring.report import table
 from .prepare.rows import file_rows
 
@@ -20,17 +21,15 @@ if TYPE_CHECKING:
 
 SAMPLES = 2000  # the first ones of the validation split
 WORST = 8
-MATRIX = 20  # up to this number of classes, the confusion matrix is shown
 
 
 def examples(batch: Batch, predictions: Batch, project: Project) -> dict[str, Figure | str]:
     """Show predictions against truth and the worst rows; or how well each class is predicted."""
     facts = project.store.facts["target"]
+    if "classes" in facts:
+        return {"classes": "\n".join(class_table(project.sums, facts["classes"]))}
     target = batch["target"].numpy()
     prediction = predictions["prediction"].numpy()
-    if "classes" in facts:
-        return {"classes": classes(target, prediction, facts["classes"])}
-
     error = prediction - target
     order = np.abs(error).argsort()[: -WORST - 1 : -1]
     rows = file_rows(project.store, "validation", batch["index"].numpy())
@@ -51,29 +50,6 @@ def scatter(target: np.ndarray, prediction: np.ndarray, name: str) -> Figure:
     axes.scatter(target, prediction, s=8, alpha=0.35, linewidths=0)
     axes.axline((target.mean(), target.mean()), slope=1, color="0.3", linewidth=1)
     return figure
-
-
-def classes(target: np.ndarray, prediction: np.ndarray, names: list[str]) -> str:
-    """Return precision, recall and F1 of each class, and the confusion matrix."""
-    counts = np.zeros((len(names), len(names)), int)  # (K, K), by true and predicted class
-    np.add.at(counts, (target, prediction), 1)
-    right = counts.diagonal()
-    predicted = counts.sum(0)
-    true = counts.sum(1)
-    columns = {
-        "class": np.array(names),
-        "precision": right / predicted.clip(1),
-        "recall": right / true.clip(1),
-        "F1": 2 * right / (predicted + true).clip(1),
-        "rows": true,
-    }
-    title = f"Classes of the first {len(target):,} rows"
-    if len(names) <= MATRIX:
-        for name, count in zip(names, counts.T, strict=True):
-            columns[f"as {name}"] = count
-    else:
-        title += f", without the confusion matrix of more than {MATRIX} classes"
-    return table_of_rows(title, columns)
 
 
 def table_of_rows(title: str, columns: dict[str, np.ndarray]) -> str:

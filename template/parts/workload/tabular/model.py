@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from .classes import sum_by_class
 from .engine.interfaces import Batch, Output
 from .settings import Settings
 
@@ -142,7 +143,8 @@ class Classification(Network):
         is_hit = (logits.argmax(1) == batch["target"]) & present
         hits = is_hit.sum(dtype=torch.float32)
         metrics = {"accuracy": (hits, total_weight), "log_loss": (surprise, total_weight)}
-        return Output(loss, total_weight, metrics)
+        by_group = sum_by_class(logits, batch["target"], present)
+        return Output(loss, total_weight, metrics, by_group)
 
     def predict(self, batch: Batch) -> dict[str, Tensor]:
         """Return `prediction` (B,) int64, the most likely class, and `probability` (B, K)."""

@@ -131,12 +131,16 @@ class Evaluation(EngineEvaluation):
         "mse_original",
         "mae_original",
         "accuracy",
+        "balanced_accuracy",
+        "roc_auc",
+        "pr_auc",
         "r2",
     ] = "loss"
     """Metric that decides which checkpoint is the best, and when a run stops early: loss, log_loss,
-    mse, mae, mse_original, mae_original, accuracy or r2."""
+    mse, mae, mse_original, mae_original, accuracy, balanced_accuracy, roc_auc, pr_auc or r2."""
 
-    higher_is_better: ClassVar = ("accuracy", "r2")  # a lower value of the others
+    # A lower value of the others is better.
+    higher_is_better: ClassVar = ("accuracy", "balanced_accuracy", "roc_auc", "pr_auc", "r2")
 
 
 class Settings(EngineSettings):

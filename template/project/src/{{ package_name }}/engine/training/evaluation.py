@@ -20,7 +20,6 @@ def evaluate(
     split: str,
     stop: Callable[[], bool] = bool,
     calibrate: bool = False,
-    sums: Batch | None = None,
 ) -> Any:
     """Return metrics by name: each is a sum divided by its own count, and `loss` is per target.
 
@@ -28,10 +27,11 @@ def evaluate(
     Return None if `stop()` becomes true. The host waits at the end only. No random number is drawn,
     so an evaluation does not change the training.
 
-    calibrate: let the model set what it calibrates, if it has something. sums: gets those by group.
+    calibrate: let the model set what it calibrates, if it has something. `project.sums` becomes the
+    sums by group.
     """
     totals: dict[str, Tensor] = {}  # by metric: sum and count, (2,)
-    sums = {} if sums is None else sums
+    sums: Batch = {}
     # A float32 sum ignores summands that are 16 million times smaller than itself, so over a long
     # split it would be too small.
     zeros = torch.zeros(2, dtype=torch.float64, device=project.device)
@@ -48,13 +48,14 @@ def evaluate(
             for name, pair in {"loss": loss, **output.metrics}.items():
                 totals[name] = totals.get(name, zeros) + torch.stack(pair)
             for name, groups in output.by_group.items():
-                sums[name] = sums.get(name, 0) + added(groups)
+                sums[name] = added(groups, sums.get(name))
     finally:
         model.train(was_training)
 
     metrics = means(project, totals)
     for name, values in sums.items():
         sums[name] = project.distributed.sum_over_ranks(values).cpu()
+    project.sums = sums
     if calibrate and hasattr(project.model, "calibrate"):
         project.model.calibrate(sums)
     return project.ask_dataset("finish", metrics, metrics, project.store, split, sums)
@@ -67,10 +68,11 @@ def means(project: Project, totals: dict[str, Tensor]) -> dict[str, float]:
     return dict(zip(totals, values.tolist(), strict=True))
 
 
-def added(groups: Groups) -> Tensor:
-    """Return the sums of the groups (size, …), in float64."""
+def added(groups: Groups, sums: Tensor | None = None) -> Tensor:
+    """Return the sums of the groups (size, …), in float64, added to those so far."""
     numbers = groups.numbers.double()
-    sums = numbers.new_zeros(groups.size, *numbers.shape[1:])
+    if sums is None:
+        sums = numbers.new_zeros(groups.size, *numbers.shape[1:])
     return sums.index_add_(0, groups.group, numbers)
 
 

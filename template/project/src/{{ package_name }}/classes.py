@@ -1,0 +1,99 @@
+"""The metrics of classes: what the model adds up in an evaluation, and what follows from it.
+
+Shapes: `B` rows in a batch, `K` classes, `S` levels of a score, from low to high.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from .engine.interfaces import Batch, Groups
+from .engine.monitoring.report import table
+
+LARGEST = 16.0  # the scores are log-odds, cut here: a probability of 1 − 1e-7
+LEVELS = 1 << 15  # of the scores of a class: fine enough for areas within 0.001
+ALL_LEVELS = 1 << 19  # of all classes together, to bound time and memory
+MATRIX = 20  # up to this number of classes, there is a confusion matrix
+
+
+# --- in the model
+
+
+def sum_by_class(logits: Tensor, target: Tensor, present: Tensor) -> dict[str, Groups]:
+    """Return counts of rows by true class, by predicted class, by both, and by score."""
+    num_classes = logits.shape[1]
+    prediction = logits.argmax(1)
+    by_group = {
+        "hits": Groups(num_classes, target, present & (prediction == target)),
+        "predicted": Groups(num_classes, prediction, present),
+        "scores": sum_by_score(logits, target, present),
+    }
+    if num_classes <= MATRIX:
+        pair = target * num_classes + prediction
+        by_group["matrix"] = Groups(num_classes**2, pair, present)
+    return by_group
+
+
+def sum_by_score(logits: Tensor, target: Tensor, present: Tensor) -> Groups:
+    """Return a histogram of scores for each class (K · S, 2): of its rows, and of the others."""
+    num_classes = logits.shape[1]
+    num_levels = min(LEVELS, ALL_LEVELS // num_classes + 2)
+    # A class against all others. A float32 probability near 1 would have too few digits.
+    score = logits.double().softmax(1).logit().nan_to_num().clamp(-LARGEST, LARGEST)
+    level = ((score / LARGEST + 1) / 2 * (num_levels - 1)).round().long()
+    first = torch.arange(num_classes, device=level.device) * num_levels
+    is_class = functional.one_hot(target, num_classes)
+    counts = torch.stack([is_class, 1 - is_class], 2) * present[:, None, None]
+    return Groups(num_classes * num_levels, (first + level).flatten(), counts.flatten(0, 1))
+
+
+# --- of a whole split
+
+
+def by_class(sums: Batch) -> dict[str, Tensor]:
+    """Return the metrics of each class (K,); nan if it has no rows, or has them all.
+
+    `pr_auc` is the average precision.
+    """
+    hits = sums["hits"]
+    predicted = sums["predicted"]
+    scores = sums["scores"].unflatten(0, (len(hits), -1)).flip(1)  # from high to low
+    right, wrong = scores.unbind(2)  # rows of the class, and others, (K, S) each
+    all_right, all_wrong = scores.cumsum(1).unbind(2)  # with this score or a higher one
+    rows = all_right[:, -1]
+    precision = all_right / (all_right + all_wrong).clamp(min=1)
+    # A pair of rows with the same score is in the right order by half.
+    ordered = (wrong * (all_right - right / 2)).sum(1)
+    return {
+        "rows": rows.long(),
+        "precision": hits / predicted.clamp(min=1),
+        "recall": hits / rows,
+        "F1": 2 * hits / (rows + predicted).clamp(min=1),
+        "roc_auc": ordered / (rows * all_wrong[:, -1]),
+        "pr_auc": (right * precision).sum(1) / rows,
+    }
+
+
+def overall(sums: Batch) -> dict[str, float]:
+    """Return means over the classes that have rows; of two classes, the areas of the second."""
+    columns = by_class(sums)
+    first = 1 if len(sums["hits"]) == 2 else 0
+    means = {"balanced_accuracy": columns["recall"].nanmean()}
+    for name in ("roc_auc", "pr_auc"):
+        means[name] = columns[name][first:].nanmean()
+    return {name: float(value) for name, value in means.items()}
+
+
+def class_table(sums: Batch, names: list[str]) -> list[str]:
+    """Return the lines of a table with the metrics of each class, and the confusion matrix."""
+    metrics = by_class(sums)
+    columns = {"class": names, **{name: values.tolist() for name, values in metrics.items()}}
+    title = f"Classes of all {sum(columns['rows']):,} rows"
+    if "matrix" in sums:
+        matrix = sums["matrix"].long().unflatten(0, (len(names), -1))  # by true, predicted class
+        columns |= {f"as {name}": column.tolist() for name, column in zip(names, matrix.T, strict=True)}
+    else:
+        title += ", too many for a confusion matrix"
+    return table(title, tuple(columns), list(zip(*columns.values(), strict=True)))
