@@ -93,7 +93,8 @@ def class_table(sums: Batch, names: list[str]) -> list[str]:
     title = f"Classes of all {sum(columns['rows']):,} rows"
     if "matrix" in sums:
         matrix = sums["matrix"].long().unflatten(0, (len(names), -1))  # by true, predicted class
-        columns |= {f"as {name}": column.tolist() for name, column in zip(names, matrix.T, strict=True)}
+        for name, counts in zip(names, matrix.T.tolist(), strict=True):
+            columns[f"as {name}"] = counts
     else:
         title += ", too many for a confusion matrix"
     return table(title, tuple(columns), list(zip(*columns.values(), strict=True)))
