@@ -165,8 +165,8 @@ WORSE = "is worse than the baseline, 1"
     [
         (0.7, 0.2, 50, "0.7 is more than 3× the best one, 0.2"),
         (0.5, 0.2, 50, ""),
-        (1.2, math.inf, 20, f"1.2 {WORSE}"),
-        (1.2, math.inf, 19, ""),  # every model begins so
+        (1.2, math.inf, 50, f"1.2 {WORSE}"),
+        (1.2, math.inf, 49, ""),  # half of the run is time to learn
         (math.nan, 0.9, 50, f"nan {WORSE}"),
         (-1.0, -2.0, 50, ""),  # a likelihood
     ],

@@ -25,6 +25,8 @@ FORMATS = {
     "bf16": torch.finfo(torch.bfloat16).eps,
     "fp8": torch.finfo(torch.float8_e4m3fn).eps,
 }
+# An absolute error has gradients of sign alone, some of which rounding turns.
+LOOSER = {"forecast": 4}
 
 
 @pytest.fixture(scope="session")
@@ -58,6 +60,7 @@ def test_a_precision_computes_as_fp32_but_for_the_rounding_of_its_format(name, p
         # A step that overflows is skipped by design: the losses after it have other weights.
         comparable = golden.steps_to_first_overflow(trials.like, cell)
     assert comparable > 0
-    expected = pytest.approx(in_float32[:comparable], rel=FORMATS[precision])
+    tolerance = FORMATS[precision] * LOOSER.get(reference.workload, 1)
+    expected = pytest.approx(in_float32[:comparable], rel=tolerance)
     assert losses[:comparable] == expected
     assert losses != in_float32

@@ -666,3 +666,18 @@ def test_short_and_ended_series_are_named_and_the_others_are_forecast(tmp_path):
     assert "note: series that end without rows to forecast, without a forecast: 1 (a)" in out
     table = pyarrow.csv.read_csv(tmp_path / "n.csv").to_pydict()
     assert table["series"] == ["b"] * 6 + ["c"] * 6
+
+
+def test_a_file_of_a_folder_keeps_its_name(tmp_path):
+    """Each file of the folder is a series; one of them alone is forecast as that series."""
+    folder = tmp_path / "shops"
+    folder.mkdir()
+    for name, rows in shops().items():
+        columns = [{key: row[key] for key in ("date", "sales")} for row in rows]
+        (folder / f"{name}.csv").write_text(text(columns), encoding="utf-8")
+    flags = "--input shops --history 6 --horizon 3 --split rest,6,6 --split-by end"
+    done(tmp_path, "prepare", *flags.split())
+    done(tmp_path, *SMALL)
+    forecasts(tmp_path)
+    of_file = forecasts(tmp_path, "--input", "shops/b.csv")
+    assert set(of_file["series"]) == {"b"}

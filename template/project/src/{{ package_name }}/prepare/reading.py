@@ -71,12 +71,13 @@ def read_table(
 
     roles = Roles(**trained["roles"]) if trained else None
     number_of: dict[str, int] = {}
+    are_files = source.path.is_dir() or (trained is not None and trained["series"] != [""])
     repeated: dict[int, int] = {}
     overview: dict[str, Column] = {}
     for block in source.blocks():
         if roles is None:
             roles = choose_roles(block, source.flags)
-        series = number_series(block, roles, number_of)
+        series = number_series(block, roles, number_of, are_files)
         writer.append(".series", series)
         if roles.time != "none":
             writer.append(".times", utc_times(block, roles.time, NO_TIME, series, repeated))
@@ -98,12 +99,17 @@ def read_table(
     return roles, number_of
 
 
-def number_series(block: RowBlock, roles: Roles, number_of: dict[str, int]) -> np.ndarray:
-    """Return the number of each row's series (rows,) int64; give new series the next numbers."""
+def number_series(
+    block: RowBlock, roles: Roles, number_of: dict[str, int], are_files: bool
+) -> np.ndarray:
+    """Return the number of each row's series (rows,) int64; give new series the next numbers.
+
+    are_files: whether each file is a series, if no column names them.
+    """
     from .roles import series_names
 
     if not roles.series:
-        name = file_name(block) if block.source.path.is_dir() else ""
+        name = file_name(block) if are_files else ""
         number = number_of.setdefault(name, len(number_of))
         return np.full(block.num_rows, number)
     names = series_names(block, roles.series).dictionary_encode()
@@ -116,9 +122,10 @@ def file_name(block: RowBlock) -> str:
     """Return the path of a file in its folder, without endings."""
     from .tables import TABLE
 
-    found = TABLE.fullmatch(block.path.relative_to(block.source.path).as_posix())
-    assert found is not None  # other files are not read
-    return found[1]
+    path = block.source.path
+    folder = path if path.is_dir() else path.parent
+    found = TABLE.fullmatch(block.path.relative_to(folder).as_posix())
+    return found[1] if found else block.path.stem
 
 
 def check_names(names: Iterable[str], trained: Iterable[str]) -> list[str]:
