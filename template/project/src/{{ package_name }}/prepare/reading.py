@@ -83,19 +83,17 @@ def read_table(
             writer.append(".times", utc_times(block, roles.time, NO_TIME, series, repeated))
         columns = []
         for name in [*roles.values, *roles.static]:
-            column = read_column(block, name, roles, is_new=trained is None)
-            columns.append(column)
+            columns.append(read_column(block, name, roles, is_new=trained is None))
             if name not in roles.texts:
-                overview.setdefault(name, Column()).add(column)
+                overview.setdefault(name, Column()).add(columns[-1])
         dtype = source.style["dtype"] or np.float32
         writer.append(".values", np.stack(columns, 1, dtype=dtype))
     assert roles is not None  # `blocks` raises an error for an empty table
     if trained is None:
         print_columns(overview)
-    writer.source = {"file": source.path.name, **source.style}
-    for flag in ("fill", "max_gap"):
-        writer.source[flag] = source.flags.get(flag)
-    writer.source["time_column"] = roles.time
+    flags = {flag: source.flags.get(flag) for flag in ("fill", "max_gap")}
+    named = {"file": source.path.name, "time_column": roles.time}
+    writer.source = {**named, **source.style, **flags}
     return roles, number_of
 
 
