@@ -81,20 +81,25 @@ def read_table(
         writer.append(".series", series)
         if roles.time != "none":
             writer.append(".times", utc_times(block, roles.time, NO_TIME, series, repeated))
-        columns = []
+        columns = {}
         for name in [*roles.values, *roles.static]:
-            columns.append(read_column(block, name, roles, is_new=trained is None))
-            if name not in roles.texts:
-                overview.setdefault(name, Column()).add(columns[-1])
+            columns[name] = read_column(block, name, roles, is_new=trained is None)
         dtype = source.style["dtype"] or np.float32
-        writer.append(".values", np.stack(columns, 1, dtype=dtype))
+        writer.append(".values", np.stack(list(columns.values()), 1, dtype=dtype))
+        for name, column in columns.items():
+            if name not in roles.texts:
+                overview.setdefault(name, Column()).add(column)
     assert roles is not None  # `blocks` raises an error for an empty table
     if trained is None:
         print_columns(overview)
-    flags = {flag: source.flags.get(flag) for flag in ("fill", "max_gap")}
-    named = {"file": source.path.name, "time_column": roles.time}
-    writer.source = {**named, **source.style, **flags}
+    writer.source = remembered(source, roles)
     return roles, number_of
+
+
+def remembered(source: Source, roles: Roles) -> Facts:
+    """Return what later files are read with, too."""
+    flags = {flag: source.flags.get(flag) for flag in ("fill", "max_gap")}
+    return {"file": source.path.name, "time_column": roles.time, **source.style, **flags}
 
 
 def number_series(
