@@ -305,6 +305,148 @@ def test_a_split_of_shares_is_no_return(tmp_path, opened):
         np.testing.assert_allclose(stock.adjusted, np.round(prices()["ant"][:, 3], 6))
 
 
+# ---- own columns, own edges --------------------------------------------------------------------
+
+
+def long_table(place, changed_from=220):
+    """One file with a column `Name`, an own column with gaps, and a column of texts.
+
+    changed_from: the own column has noise from this day on.
+    """
+    random = np.random.default_rng(3)
+    mood = random.normal(5, 2, (8, 220))
+    mood[:, changed_from:] = np.random.default_rng(changed_from).normal(size=(8, 220))[
+        :, changed_from:
+    ]
+    lines = [HEADER.strip() + ",Name,mood,sector"]
+    for number, (name, values) in enumerate(prices().items()):
+        for day, line in enumerate(csv_lines(values).splitlines()[1:]):
+            cell = "" if day % 20 == 7 else f"{mood[number, day]:.4f}"
+            lines.append(f"{line},{name},{cell},energy")
+    place.mkdir(parents=True, exist_ok=True)
+    (place / "prices").write_text("\n".join(lines) + "\n")
+    return np.where(np.arange(220) % 20 == 7, np.nan, mood)
+
+
+def test_a_column_names_the_stocks_and_own_columns_are_features(tmp_path):
+    mood = long_table(tmp_path)
+    one_error(prepare(tmp_path), "prices has two rows of 2020-01-01", "add --ticker COLUMN")
+    flags = ("--ticker", "Name", "--features", "mood")
+    for wrong, says in (
+        (("--ticker", "Nmae"), "no column 'Nmae': .*did you mean one of Name"),
+        ((*flags, "--features", "sector"), "'energy' is not a finite number: .*row 1, .*'sector'"),
+        ((*flags, "--features", "age"), "no column 'age'"),
+    ):
+        one_error(prepare(tmp_path, *wrong), says)
+    printed = prepare(tmp_path, *flags).out
+    for line in (
+        "features:     return, range, body, size, volume, week, month, mood",
+        "2020-01-14:   8 stocks, each 10 days of 8 features → range",
+        "left out:     3 days: after the splits, or their target reaches beyond a split",
+        "empty cells of --features, treated as the mean: 88",
+        "columns left out, see --features: sector: 1",
+    ):
+        assert line in printed
+    opened = store(tmp_path)
+    assert opened.facts["tickers"] == list(NAMES)
+    np.testing.assert_allclose(rows(opened, "features")[:, 7], mood.ravel(), atol=1e-4)
+    days = opened.splits["train"][1] + 9
+    seen = mood[:, :days]
+    np.testing.assert_allclose(opened.facts["features"][7]["std"], np.nanstd(seen), rtol=0.05)
+
+    for words in (TRAIN, ("evaluate",), ("predict", "--output", "old.npz")):
+        GRAPH.done(*words, cwd=tmp_path)
+    assert "nan" not in losses(tmp_path)
+    # New files are read as `prepare` did; a flag overrides the name.
+    text = (tmp_path / "prices").read_text().replace("Name", "Stock")
+    (tmp_path / "renamed").write_text(text)
+    for name, flag in (("prices", ()), ("renamed", ("--ticker", "Stock"))):
+        words = ("predict", "--input", name, *flag, "--output", f"{name}.npz")
+        GRAPH.done(*words, cwd=tmp_path)
+    one, other = (np.load(tmp_path / f"{name}.npz")["prediction"] for name in ("prices", "renamed"))
+    np.testing.assert_array_equal(one, other)
+    assert np.isfinite(one).all()
+
+
+def test_noise_in_an_own_column_after_the_border_changes_nothing_before_it(tmp_path):
+    flags = ("--split", "120,40,30", "--ticker", "Name", "--features", "mood")
+    measured = []
+    for place, changed_from in ((tmp_path / "clean", 220), (tmp_path / "noisy", 129)):
+        long_table(place, changed_from)
+        assert prepare(place, *flags).code == 0
+        opened = store(place)
+        border = opened.splits["train"][1]
+        assert border <= 120
+        measured.append((opened.facts, rows(opened, "features").reshape(8, 220, 8)))
+    (facts, clean), (same, noisy) = measured
+    assert facts == same
+    np.testing.assert_array_equal(clean[:, :129], noisy[:, :129])
+    assert (clean[:, 129:, 7] != noisy[:, 129:, 7]).any()
+
+
+EDGES = """from,to,weight,first date
+bee,ant,0.5,2020-01-01
+cat,ant,-0.9,2020-01-01
+dog,ant,0.7,2020-01-01
+elk,ant,0.1,2020-01-01
+bee,ant,0,2020-06-01
+hen,bee,1,2020-05-20
+yak,bee,1,2020-01-01
+"""
+
+
+def test_own_edges_are_the_graphs_from_their_first_dates_on(tmp_path):
+    """The three strongest into a stock, with a later row in place of an earlier one."""
+    (tmp_path / "edges.csv").write_text(EDGES)
+    short = csv_lines(prices()["cat"][:5])
+    prepared(tmp_path, "--edges", "edges.csv", yak=short)
+    opened = store(tmp_path)
+    names = opened.facts["tickers"]
+    neighbors = rows(opened, "neighbors").reshape(-1, 8, 3)
+    graph_dates = dates(220)[rows(opened, "days")[:, 1]]
+    for graph, date in zip(rows(opened, "days")[:, 0], graph_dates, strict=True):
+        first = (
+            ["cat", "dog", "bee"] if date < np.datetime64("2020-06-01") else ["cat", "dog", "elk"]
+        )
+        of_bee = ["hen"] if date >= np.datetime64("2020-05-20") else []
+        found = [[names[stock] for stock in row if stock >= 0] for row in neighbors[graph]]
+        assert found == [first, of_bee, *[[]] * 6]
+    assert len(set(graph_dates)) > 3
+
+    # Training uses them, also where graphs would be computed for each batch.
+    rebuilt = batches(opened, "test", "--graph_builder.use_in_training", "true")
+    for ours, theirs in zip(batches(opened, "test"), rebuilt, strict=True):
+        assert torch.equal(ours["neighbors"], theirs["neighbors"])
+    GRAPH.done(*TRAIN, cwd=tmp_path)
+    GRAPH.done("predict", "--output", "old.npz", cwd=tmp_path)
+    words = ("predict", "--input", "prices", "--output", "new.npz")
+    one_error(GRAPH.run(*words, cwd=tmp_path), "trained with own edges: --edges")
+    GRAPH.done(*words, "--edges", "edges.csv", cwd=tmp_path)
+    old, new = (np.load(tmp_path / f"{name}.npz") for name in ("old", "new"))
+    keys = list(zip(new["date"], new["ticker"], strict=True))
+    picked = [keys.index(key) for key in zip(old["date"], old["ticker"], strict=True)]
+    np.testing.assert_allclose(new["prediction"][picked], old["prediction"], rtol=1e-5)
+
+
+def test_bad_edges_are_one_line(tmp_path):
+    write_folder(tmp_path / "prices")
+    header = "from,to,weight,first date\nbee,ant,1,2020-01-01\n"
+    for row, says in (
+        ("emu,ant,1,2020-01-01", "an edge of an unknown stock: .*row 2: fix"),
+        ("ant,,1,2020-01-01", "an edge of an unknown stock: .*row 2: fix"),
+        ("ant,bee,,2020-01-01", "an edge without a weight: .*row 2: fix"),
+        ("ant,bee,strong,2020-01-01", "'strong' is not a finite number: .*row 2, .*'weight'"),
+        ("ant,bee,1,2031-01-01", "begins after the last day, 2020-11-03: .*row 2: fix"),
+        ("ant,bee,1,", "is not a time .*row 2, column 'first date'"),
+    ):
+        (tmp_path / "edges.csv").write_text(header + row + "\n")
+        one_error(prepare(tmp_path, "--edges", "edges.csv"), says, "edges.csv")
+    (tmp_path / "edges.csv").write_text("source,target,weight\nant,bee,1\n")
+    one_error(prepare(tmp_path, "--edges", "edges.csv"), "no column 'from': .*edges.csv")
+    one_error(prepare(tmp_path, "--edges", "nowhere.csv"), "no such file", "nowhere.csv")
+    assert not (tmp_path / "data" / "manifest.json").exists()
+
+
 # ---- evaluation and predictions ----------------------------------------------------------------
 
 

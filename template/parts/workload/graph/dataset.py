@@ -13,7 +13,7 @@ that a correlation looks back.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -54,7 +54,8 @@ class Samples(interfaces.Samples):
         self.store = store
         self.first = first
         self.facts = store.facts
-        self.rebuild = settings.graph_builder.use_in_training
+        # Own edges are not computed from returns.
+        self.rebuild = settings.graph_builder.use_in_training and "edges" not in store.facts
         # (samples, 2): the number of the day's graph, and the graph's day
         self.days = store.arrays["days"].rows()[first:last]
         # (samples, K): the row of each stock, −1 for an empty seat
@@ -201,6 +202,7 @@ class Stock(NamedTuple):
     prices: np.ndarray  # (n, 4) open, high, low, close
     adjusted: np.ndarray  # (n,) close, adjusted for dividends and splits
     volume: np.ndarray  # (n,) NaN where unknown
+    own: Sequence[np.ndarray] = ()  # the columns (n,) of --features, NaN where unknown
 
 
 class Plan(NamedTuple):
@@ -243,7 +245,7 @@ def describe_days(stock: Stock, kind: str) -> np.ndarray:
     for days in (WEEK, MONTH):
         mean = _mean_of_last(daily, days)
         features.append(mean)
-    return np.stack(features, 1)
+    return np.stack([*features, *stock.own], 1)
 
 
 def _mean_of_last(values: np.ndarray, count: int) -> np.ndarray:
@@ -255,8 +257,12 @@ def _mean_of_last(values: np.ndarray, count: int) -> np.ndarray:
     return sums / lengths
 
 
-def panel(writer: StoreWriter, stocks: dict[str, Stock], plan: Plan) -> Arrays:
+def panel(
+    writer: StoreWriter, stocks: dict[str, Stock], plan: Plan, edges: np.ndarray | None = None
+) -> Arrays:
     """Write features, targets, seats and graphs of the stocks, and return them.
+
+    edges: own edges, as `read_edges` returns them; by default, graphs are computed from returns.
 
     A sample is a day on which at least one stock has a whole window. `dates` are these days, as
     days since 1970.
@@ -284,7 +290,7 @@ def panel(writer: StoreWriter, stocks: dict[str, Stock], plan: Plan) -> Arrays:
         "seats": timeline.seats,
         "days": days.astype(np.int32),
         "returns": returns,
-        "neighbors": _graphs(returns, timeline.graph_days, plan),
+        "neighbors": _graphs(returns, timeline, plan, edges),
         "dates": timeline.calendar[timeline.days].astype(np.int64),
     }
     for name, values in arrays.items():
@@ -349,13 +355,32 @@ def _futures(daily: np.ndarray, plan: Plan) -> list[np.ndarray]:
     return [futures[ahead] for ahead in plan.horizons]
 
 
-def _graphs(returns: np.ndarray, days: np.ndarray, plan: Plan) -> np.ndarray:
-    """Return the neighbours (G·S, k) of each stock for the graphs of `days`."""
+def _graphs(
+    returns: np.ndarray, timeline: Timeline, plan: Plan, edges: np.ndarray | None
+) -> np.ndarray:
+    """Return the neighbours (G·S, k) of each stock for the graphs of the timeline."""
     graphs = []
-    for day in days:
-        past = torch.from_numpy(returns[day : day + plan.correlation_days])
-        graphs.append(correlated(past, plan.neighbors, plan.overlap))
-    return torch.cat(graphs).int().numpy()
+    for day in timeline.graph_days:
+        if edges is None:
+            past = torch.from_numpy(returns[day : day + plan.correlation_days])
+            graphs.append(correlated(past, plan.neighbors, plan.overlap).numpy())
+        else:
+            begun = edges[:3, edges[3] <= timeline.calendar[day].astype(int)]
+            graphs.append(strongest(begun, returns.shape[1], plan.neighbors))
+    return np.concatenate(graphs).astype(np.int32)
+
+
+def strongest(edges: np.ndarray, num_stocks: int, count: int) -> np.ndarray:
+    """Return the `count` stocks with the largest weights of edges to each stock, −1 if too few.
+
+    edges: from, to and weight (3, n). A later one of two stocks replaces an earlier one.
+    """
+    source, target = edges[:2].astype(int)
+    strength = np.zeros((num_stocks, num_stocks))
+    strength[target, source] = np.abs(edges[2])
+    best = np.argsort(-strength, 1, kind="stable")[:, :count]
+    exists = np.take_along_axis(strength, best, 1) > 0
+    return np.where(exists, best, -1)
 
 
 def _scales(key: str, names: Iterable[Any], scaler: Scaler) -> list[Facts]:
@@ -367,10 +392,16 @@ def _scales(key: str, names: Iterable[Any], scaler: Scaler) -> list[Facts]:
     return scales
 
 
-def describe(arrays: Arrays, tickers: list[str], plan: Plan, train: slice) -> Facts:
-    """Return the metadata that a model is built from, computed from the training days only."""
+def describe(
+    arrays: Arrays, tickers: list[str], plan: Plan, train: slice, own: Iterable[str] = ()
+) -> Facts:
+    """Return the metadata that a model is built from, computed from the training days only.
+
+    own: names of the columns of --features.
+    """
     seats = arrays["seats"][train]
-    features = Scaler(len(FEATURES))
+    names = [*FEATURES, *own]
+    features = Scaler(len(names))
     num_horizons = len(plan.horizons)
     target = Scaler(num_horizons)
     for day in range(0, len(seats), DAYS_AT_ONCE):
@@ -385,7 +416,7 @@ def describe(arrays: Arrays, tickers: list[str], plan: Plan, train: slice) -> Fa
     facts = plan._asdict()
     del facts["horizons"]
     facts["tickers"] = tickers
-    facts["features"] = _scales("name", FEATURES, features)
+    facts["features"] = _scales("name", names, features)
     horizons = _scales("days", plan.horizons, target)
     facts["target"] = {"kind": plan.target, "horizons": horizons}
     return facts

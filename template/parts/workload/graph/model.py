@@ -70,7 +70,7 @@ class Forecaster(nn.Module):
         features = batch["features"]  # (B, K, T, F)
         days, seats = features.shape[:2]
         x = (features - self.mean) / self.std
-        x = x.clamp(-10, 10)
+        x = x.clamp(-10, 10).nan_to_num()  # an empty cell of an own column is the mean
         x = x.flatten(0, 1)  # (N, T, F)
         last_day = x[:, -1]
 

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..engine.errors import UserError
 from ..engine.files import replacing
-from ..prepare.splits import add_input
-from ..prepare.stocks import long_enough, read_stocks
+from ..prepare.stocks import add_prices, long_enough, read_edges, read_stocks
 from ..trained import add_flags, collected, open_run, output_path, prediction_loader
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     output = ".npz or .csv (default: predictions.npz in the run's folder)"
     add_flags(parser, output=output)
     title = "new prices, after 150 earlier days (`--correlation-days` plus `--refresh`)"
-    add_input(parser, title, required=False)
+    add_prices(parser, title, required=False)
 
 
 def main(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
@@ -57,9 +57,13 @@ def write_new(path: Path, flags: dict[str, Any], trained: Store, folder: Path) -
 
     plan = plan_of_training(trained.facts)
     with StoreWriter(folder, WORKLOAD) as writer:
-        stocks, _, _ = read_stocks(path, flags, trained.source)
-        stocks = long_enough(stocks, plan.window, path)
-        arrays = panel(writer, stocks, plan)
+        named, _, _ = read_stocks(path, flags, trained.source)
+        stocks = long_enough(named, plan.window, path)
+        if "edges" in trained.facts and not flags["edges"]:
+            remedy = "give the edges between the stocks of --input"
+            raise UserError("the run was trained with own edges", "--edges", remedy)
+        edges = read_edges(flags, stocks, [*named, *trained.facts["tickers"]])
+        arrays = panel(writer, stocks, plan, edges)
         writer.facts = {**trained.facts, "tickers": list(stocks)}
         writer.splits = {"input": [0, len(arrays["dates"])]}
 

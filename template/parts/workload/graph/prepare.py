@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import UserError
-from ..prepare.splits import add_input, print_next, split_sizes
-from ..prepare.stocks import long_enough, read_stocks
+from ..prepare.splits import print_next, split_sizes
+from ..prepare.stocks import add_prices, long_enough, read_edges, read_stocks
 
 if TYPE_CHECKING:
     from ..dataset import Arrays, Plan, Stock
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `prepare`."""
     add = parser.add_argument
-    add_input(parser, "a folder with one table per stock, or one long table")
+    add_prices(parser, "a folder with one table per stock, or one long table")
+    text = "column of numbers that is one more feature of its day; repeatable"
+    add("--features", action="append", default=[], metavar="COLUMN", help=text)
     add(
         "--target",
         default="range",
@@ -87,24 +89,27 @@ def fill(writer: StoreWriter, plan: Plan, arguments: argparse.Namespace) -> None
     from ..dataset import describe, panel, split_days
 
     path = Path(arguments.input)
-    stocks, source, notes = read_stocks(path, vars(arguments))
-    num_stocks = len(stocks)
-    stocks = long_enough(stocks, plan.window, path)
-    notes[f"stocks left out: fewer than {plan.window} days"] = num_stocks - len(stocks)
+    named, source, notes = read_stocks(path, vars(arguments))
+    stocks = long_enough(named, plan.window, path)
+    notes[f"stocks left out: fewer than {plan.window} days"] = len(named) - len(stocks)
     most_neighbors = max(len(stocks) - 1, 1)
     plan = plan._replace(neighbors=min(plan.neighbors, most_neighbors))
 
-    arrays = panel(writer, stocks, plan)
+    edges = read_edges(vars(arguments), stocks, named)
+    arrays = panel(writer, stocks, plan, edges)
     ahead = max(plan.horizons)
     num_days = len(arrays["dates"]) - ahead  # the last days have no target yet
     sizes = split_sizes(arguments.split, num_days)
     check_sizes(sizes, ahead, arguments.horizons)
     splits = split_days(sizes, ahead)
     train = slice(*splits["train"])
-    facts = describe(arrays, list(stocks), plan, train)
+    facts = describe(arrays, list(stocks), plan, train, arguments.features)
+    if edges is not None:
+        facts["edges"] = "own"
     writer.facts = facts
     writer.splits = splits
     writer.source = {**source, "path": path.name, "stocks": len(stocks)}
+    writer.source |= {"ticker": arguments.ticker, "features": arguments.features}
     report(arrays, facts, splits, notes)
 
 
@@ -159,6 +164,17 @@ def report(
         if last > first:
             period = f"{dates[first]} to {dates[last - 1]}"
             print(f"{name + ':':14}{last - first} days, {period}")
+    unused = len(dates) - sum(last - first for first, last in splits.values())
+    print(
+        f"{'left out:':14}{unused} days: after the splits, or their target reaches beyond a split"
+    )
+    names = [feature["name"] for feature in facts["features"]]
+    print(f"{'features:':14}{', '.join(names)}")
+    for day in (0, len(dates) // 2, len(dates) - 1):
+        print(
+            f"{str(dates[day]) + ':':14}{(arrays['seats'][day] >= 0).sum()} stocks, "
+            f"each {facts['window']} days of {len(names)} features → {facts['target']['kind']}"
+        )
     edges = sum((column >= 0).mean() for column in neighbors.T)
     print(f"{'graphs:':14}{len(neighbors) // num_stocks}, {edges:.1f} edges into a stock")
     for what, count in notes.items():

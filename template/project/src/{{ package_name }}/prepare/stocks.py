@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from argparse import ArgumentParser
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import UserError
+from ..engine.runs import typed_path
+from .splits import add_input
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,6 +27,7 @@ Flags = dict[str, Any]
 PRICES = ("open", "high", "low", "close")
 # One day of a stock; `date` counts days since 1970.
 ROW = [("date", "i8"), ("prices", "f8", (4,)), ("adjusted", "f8"), ("volume", "f8")]
+KNOWN = ("date", *PRICES, "volume", "ticker", "adjusted")
 # A date of an exchange, such as `2024-01-31 00:00:00-05:00`, is another time in UTC.
 MIDNIGHT = r"[T ]00:00(:00(\.0+)?)?(Z|[+-]\d\d:?\d\d)\s*$"
 # Other names of columns, in lower case and letters alone.
@@ -37,6 +41,15 @@ NAMES = {
 }
 
 
+def add_prices(parser: ArgumentParser, title: str, required: bool = True) -> None:
+    """Add the flags of commands that read prices: `prepare` and `predict`."""
+    add_input(parser, title, required)
+    text = "column with the names of the stocks (default: ticker or symbol, or the file's name)"
+    parser.add_argument("--ticker", metavar="COLUMN", help=text)
+    text = "own edges between stocks: a table with the columns from, to, weight and first date"
+    parser.add_argument("--edges", type=typed_path, metavar="FILE", help=text)
+
+
 def long_enough(stocks: Stocks, window: int, path: Path) -> Stocks:
     """Return the stocks that have a whole window. Raises `UserError` if there is none."""
     kept = {ticker: stock for ticker, stock in stocks.items() if len(stock.dates) >= window}
@@ -46,17 +59,24 @@ def long_enough(stocks: Stocks, window: int, path: Path) -> Stocks:
     return kept
 
 
-def read_prices(source: Source) -> Iterator[Piece]:
+def read_prices(source: Source, unused: set[str]) -> Iterator[Piece]:
     """Yield a table of prices in pieces: rows (n,), indices (n,) of their tickers, and tickers.
 
     Without a column `ticker`, the name of the file is the ticker. If any price is missing, the
-    adjusted price becomes missing, too.
+    adjusted price becomes missing, too. Names of columns that are left out are added to `unused`.
     """
     import numpy as np
 
+    own = source.flags.get("features", [])
+    ticker = source.flags.get("ticker")
     for block in source.blocks():
         column = find_columns(list(block.columns), source.path)
-        rows = np.empty(block.num_rows, ROW)
+        if ticker:
+            column["ticker"] = ticker
+        unused |= block.columns.keys() - {*own, *map(column.get, KNOWN)}
+        rows = np.empty(block.num_rows, [*ROW, ("own", "f8", (len(own),))])
+        for place, name in enumerate(own):
+            rows["own"][:, place] = block.numbers(name, "fix the cell, or see --missing")
         rows["date"] = dates(block, column["date"])
         places, tickers = tickers_of(block, column, source.path)
         for place, name in enumerate(PRICES):
@@ -158,17 +178,18 @@ def read_stocks(
 
     from ..prepare.tables import Source, find_files
 
-    written = known
+    written = known or {}
+    unused: set[str] = set()
     tickers: dict[str, int] = {}  # numbered in order of appearance
     pieces = []
     numbers = []
     for file in tqdm(find_files(path), "files", disable=None):
         source = Source(file, flags, written)
-        for rows, places, names in read_prices(source):
+        for rows, places, names in read_prices(source, unused):
             number_of = np.array([tickers.setdefault(name, len(tickers)) for name in names])
             pieces.append(rows)
             numbers.append(number_of[places])
-        written = source.style
+        written = written | source.style
 
     rows = np.concatenate(pieces)
     number = np.concatenate(numbers)
@@ -177,10 +198,12 @@ def read_stocks(
     notes = {
         "rows left out: a price is missing": is_halted.sum(),
         "rows without a volume, treated as the usual volume": has_no_volume.sum(),
+        "empty cells of --features, treated as the mean": np.isnan(rows["own"]).sum(),
+        f"columns left out, see --features: {', '.join(sorted(unused))}": len(unused),
     }
 
     stocks = sorted_stocks(rows, number, tickers, path)
-    return stocks, written or {}, notes
+    return stocks, written, notes
 
 
 def sorted_stocks(
@@ -204,9 +227,52 @@ def sorted_stocks(
         is_repeated = np.diff(days["date"]) == 0
         if is_repeated.any():
             date = days["date"][is_repeated.argmax()].astype("M8[D]")
-            raise UserError(f"{name} has two rows of {date}", str(path), "remove one of them")
+            remedy = "remove one of them; if a column names the stock, add --ticker COLUMN"
+            raise UserError(f"{name} has two rows of {date}", str(path), remedy)
         days = days[~np.isnan(days["adjusted"])]
         if len(days):
             dates = days["date"].astype("M8[D]")
-            stocks[name] = Stock(dates, days["prices"], days["adjusted"], days["volume"])
+            stocks[name] = Stock(
+                dates, days["prices"], days["adjusted"], days["volume"], days["own"].T
+            )
     return stocks
+
+
+def read_edges(flags: Flags, stocks: Stocks, left_out: Iterable[str]) -> np.ndarray | None:
+    """Read the table of --edges, if it is given: from, to, weight and first day (4, n), by date.
+
+    left_out: names of other stocks, whose edges are left out. Raises `UserError`, with the row, for
+    an unknown stock, and for an edge that begins after the last day.
+    """
+    import numpy as np
+
+    from .tables import Source
+
+    if not flags["edges"]:
+        return None
+    number_of = dict.fromkeys(left_out, -1) | dict(zip(stocks, range(len(stocks)), strict=True))
+    last = max(stock.dates[-1] for stock in stocks.values())
+    pieces = []
+    # The delimiter and the decimal mark of this file may be others.
+    source = Source(Path(flags["edges"]), {**flags, "delimiter": None, "decimal": None})
+    for block in source.blocks():
+        edges = np.empty((4, block.num_rows))
+        for place, name in enumerate(("from", "to")):
+            cells = block.column(name).to_pylist()
+            edges[place] = [number_of.get(cell, -2) for cell in cells]
+        edges[2] = block.numbers("weight", "fix the cell")
+        edges[3] = dates(block, "first date")
+        impossible = {
+            "an edge of an unknown stock": (edges[:2] < -1).any(0),
+            "an edge without a weight": np.isnan(edges[2]),
+            f"an edge that begins after the last day, {last}": edges[3] > last.astype(int),
+        }
+        for what, wrong in impossible.items():
+            if wrong.any():
+                where = f"{source.path}, row {block.first + int(wrong.argmax()) + 1}"
+                raise UserError(what, where, "fix the row, or remove it")
+        pieces.append(edges)
+
+    edges = np.concatenate(pieces, 1)
+    edges = edges[:, (edges[:2] >= 0).all(0)]
+    return edges[:, edges[3].argsort(kind="stable")]
