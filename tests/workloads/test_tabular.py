@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from made_up import ROWS, columns, lines, prepared, store, written
+from made_up import ROWS, columns, lines, prepare, prepared, store, written
 from pyarrow.csv import read_csv
 from rendering import REPOSITORY
 from running import EXAMPLES, newest_run, one_error
@@ -90,6 +90,119 @@ def test_every_row_is_in_one_split_and_whole(tmp_path):
         orders[flags] = features[:, 0].tolist()
     assert orders[""] == orders["--seed 0"] != orders["--seed 1"]
     assert orders["--keep-order"] == list(range(47))
+
+
+def split_columns(opened, made):
+    """The cells of a table by split, by the rows in the store."""
+    rows = opened.arrays["row"].rows()
+    return {
+        name: {column: np.array(cells)[rows[first:last]] for column, cells in made.items()}
+        for name, (first, last) in opened.splits.items()
+    }
+
+
+def test_each_split_has_its_fraction_of_each_class(tmp_path):
+    """Also of rare ones; a class of one row trains. In order, rows stay where they are."""
+    kinds = ["once"] + ["often"] * 400 + ["seldom"] * 20 + ["rare"] * 4
+    made = {"a": list(range(425)), "kind": kinds}
+    orders = {}
+    for flags in ("", "--seed 3", "--keep-order"):
+        if flags == "--keep-order":
+            made["kind"] = kinds[::2] + kinds[1::2]
+        prepared(tmp_path, "tabular", lines(made), f"{CLASSES} {flags}")
+        opened = store(tmp_path, "tabular")
+        orders[flags] = opened.arrays["row"].rows().tolist()
+        if flags == "--keep-order":
+            continue
+        splits = split_columns(opened, made)
+        assert [len(columns["a"]) for columns in splits.values()] == [298, 63, 64]
+        for kind, count in (("often", 400), ("seldom", 20), ("rare", 4), ("once", 1)):
+            of_kind = [int((columns["kind"] == kind).sum()) for columns in splits.values()]
+            expected = count * np.array([0.7, 0.15, 0.15])
+            assert of_kind == pytest.approx(expected, abs=1), kind
+        assert (splits["train"]["kind"] == "once").any()
+    assert sorted(orders[""]) == sorted(orders["--seed 3"]) == orders["--keep-order"]
+    assert orders[""] != orders["--seed 3"]
+
+
+@pytest.mark.parametrize("task", ["regression", "classification"])
+@pytest.mark.parametrize("flags", ["", "--keep-order", "--split 500,70,30"])
+def test_a_group_is_in_one_split_and_no_feature(task, flags, tmp_path):
+    """Of sizes from 1 to 60; what is noise in the rows of other splits changes no fact."""
+    random = np.random.default_rng(1)
+    sizes = random.integers(1, 60, 40)
+    customers = random.permutation(np.arange(40).repeat(sizes))
+    count = len(customers)
+    kinds = np.where(random.random(count) < 0.06, "left", "stayed")
+    made = {
+        "a": random.normal(size=count).round(4).tolist(),
+        "customer": [f"customer {number}" for number in customers],
+        "price": random.normal(size=count).round(4).tolist(),
+        "kind": kinds.tolist(),
+    }
+    target = "--target kind --task classification" if task == "classification" else ""
+    flags = f"--group customer {target} {flags}"
+    prepared(tmp_path / "clean", "tabular", lines(made), flags)
+    opened = store(tmp_path / "clean", "tabular")
+    splits = split_columns(opened, made)
+    names = [set(columns["customer"].tolist()) for columns in splits.values()]
+    assert all(names)
+    assert sum(map(len, names)) == len(set().union(*names))
+    if "500" not in flags:
+        assert set().union(*names) == set(made["customer"])
+        fractions = [len(columns["a"]) / count for columns in splits.values()]
+        assert fractions == pytest.approx([0.7, 0.15, 0.15], abs=0.04)
+        if task == "classification" and "order" not in flags:
+            shares = [(columns["kind"] == "left").mean() for columns in splits.values()]
+            assert min(shares) > 0.02
+    known = [column["name"] for name in ("features", "categories") for column in opened.facts[name]]
+    assert "customer" not in known
+
+    noisy = {name: list(cells) for name, cells in made.items()}
+    for row, name in enumerate(made["customer"]):
+        if name not in names[0]:
+            noisy["a"][row] = 1e5 + row
+            if task == "regression":
+                noisy["price"][row] = 1e6
+                noisy["kind"][row] = f"kind {row}"
+    prepared(tmp_path / "noisy", "tabular", lines(noisy), flags)
+    assert store(tmp_path / "noisy", "tabular").facts == opened.facts
+
+
+def test_few_groups_are_enough_for_the_splits_or_one_line(tmp_path):
+    made = {"a": list(range(40)), "site": ["x", "y", "z", "y"] * 10, "price": list(range(40))}
+    prepared(tmp_path, "tabular", lines(made), "--group site")
+    sites = split_columns(store(tmp_path, "tabular"), made)
+    assert sorted(len(set(columns["site"])) for columns in sites.values()) == [1, 1, 1]
+    prepared(tmp_path, "tabular", lines(made), "--group site --split 0.9,0.1")
+    sites = split_columns(store(tmp_path, "tabular"), made)
+    assert [len(set(columns["site"])) for columns in sites.values()] == [2, 1, 0]
+
+    two = written(tmp_path, lines(made | {"site": ["x", "y"] * 20}), "two.csv")
+    gap = written(tmp_path, lines(made | {"site": [*["x", "y", "z", "v"] * 9, "x", "", "x", "y"]}))
+    before = store(tmp_path, "tabular").fingerprint
+    for path, flags, says in (
+        (two, "--group site", "2 groups are too few for 3 splits: --group: name another"),
+        (gap, "--group site", "the group is missing: row 38, column 'site': fill it in"),
+        (two, "--group price", "the column is a group and no feature or target: --group 'price'"),
+        (two, "--group site --category site", "the column is a group and no feature or target"),
+        (two, "--group site --drop site", "the column is needed: --drop 'site'"),
+        (two, "--group sites", "no column 'sites': two.csv: did you mean one of site"),
+    ):
+        one_error(prepare(tmp_path, "tabular", path, flags), says)
+        assert store(tmp_path, "tabular").fingerprint == before, "the earlier data stay"
+
+
+def test_a_model_of_groups_predicts_new_rows_without_the_group(tmp_path):
+    made = table(customer=[f"c{row % 31}" for row in range(ROWS)])
+    prepared(tmp_path, "tabular", lines(made), "--group customer")
+    done(tmp_path, "train", *SMALL)
+    whole = TABLES.predicted(tmp_path)
+    rows = [row - 1 for row in whole["row"].tolist()]
+    fewer = {name: [cells[row] for row in rows] for name, cells in table().items()}
+    written(tmp_path, lines(fewer), "new.csv")
+    new = TABLES.predicted(tmp_path, "--input", "new.csv")
+    np.testing.assert_array_equal(new["prediction"], whole["prediction"])
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..prepare.splits import add_input, borders, print_next
+from ..prepare.splits import add_input, print_next
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,6 +22,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--split", default="0.7,0.15,0.15", metavar="TRAIN,VALIDATION,TEST", help=text)
     text = "seed of the shuffle before the split (default: 0)"
     add("--seed", type=int, default=0, help=text)
+    text = "keep rows of one value, such as a customer, in one split; the column is no feature"
+    add("--group", metavar="COLUMN", help=text)
     text = "do not shuffle: the last rows of the file become the test split"
     add("--keep-order", action="store_true", help=text)
 
@@ -37,6 +39,7 @@ def main(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
 
     from ..engine.loading.store import StoreWriter, check_folder
     from ..prepare.columns import read_table
+    from ..prepare.partition import arrange, take_group
     from ..prepare.rows import describe, print_columns, print_copies, write
     from ..prepare.tables import Source
     from ..settings import WORKLOAD
@@ -45,15 +48,14 @@ def main(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     folder = check_folder(load().data.path, arguments.input)
     with StoreWriter(folder, WORKLOAD) as writer:
         table = read_table(writer, source, arguments.target)
-        splits = borders(arguments.split, len(table))
-        order = np.arange(len(table))
-        if not arguments.keep_order:
-            np.random.default_rng(abs(arguments.seed)).shuffle(order)
+        group = None
+        if arguments.group:
+            table, group = take_group(table, arguments.group)
+        order, splits = arrange(table, group, arguments.split, arguments.seed, arguments.keep_order)
         train = np.zeros(len(table), bool)
         train[order[: splits["train"][1]]] = True
 
         facts = describe(table, train)
-        order = order[: splits["test"][1]]
         print_copies(table, order, splits)
         write(writer, table, facts, order)
         writer.splits = splits

@@ -109,16 +109,23 @@ def plain(cell: str, source: Source) -> str:
 
 
 def survey(block: RowBlock) -> dict[str, str]:
-    """Detect in the first block what each column holds: `number` or `category`; the target last."""
+    """Detect in the first block what each column holds: `number` or `category`.
+
+    The target is the last one. The group is the first one, a category.
+    """
     flags = block.source.flags
     target = flags["target"]
-    for name in [target, *flags["category"], *flags["drop"]]:
+    groups = [flags["group"]] if "group" in flags else []
+    for name in [target, *groups, *flags["category"], *flags["drop"]]:
         place_of(name, block.columns, block.path)
-        if name in flags["drop"] and name in [target, *flags["category"]]:
+        if name in flags["drop"] and name in [target, *groups, *flags["category"]]:
             raise UserError("the column is needed", f"--drop '{name}'", "remove one of the flags")
+        if name in groups and name in [target, *flags["category"]]:
+            what = "the column is a group and no feature or target"
+            raise UserError(what, f"--group '{name}'", "name another column")
     kinds = {}
     for name in block.columns:
-        if name in [target, *flags["drop"]]:
+        if name in [target, *groups, *flags["drop"]]:
             continue
         kind = "category" if name in flags["category"] else column_kind(block, name)
         if kind:
@@ -129,7 +136,7 @@ def survey(block: RowBlock) -> dict[str, str]:
     kinds[target] = target_kind(block, target)
     for name in kinds:
         block.choose_type(name)
-    return kinds
+    return {**dict.fromkeys(groups, "category"), **kinds}
 
 
 def target_kind(block: RowBlock, name: str) -> str:
