@@ -11,7 +11,11 @@ def split_rows(split: str, num_rows: int) -> list[int]:
             raise ValueError
     except ValueError:
         raise UserError(
+            # @if workload == "tabular"
+            f"'{split}' does not split {num_rows} rows or groups: --split: "
+            # @else
             f"'{split}' does not split {num_rows} rows: --split: "
+            # @endif
             "use fractions that add up to 1, such as 0.7,0.15,0.15, or numbers of rows"
         ) from None
     return ends.astype(int).tolist()

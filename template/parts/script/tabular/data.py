@@ -57,6 +57,49 @@ def synthesize() -> dict[str, np.ndarray]:
     return {"rain": rain, "sun": sun, "soil": soil.astype(str), "harvest": harvest}
 
 
+def arrange(
+    table: dict[str, np.ndarray], target: str, settings: Settings
+) -> tuple[np.ndarray, list[int]]:
+    """Return shuffled rows, and where each split ends; take the group out of the table.
+
+    Each split has its fraction of each class. Rows of a group stay together; splits count groups.
+    """
+    group = np.arange(len(table[target]))
+    if settings.group:
+        if settings.group == target or len(table) < 3:
+            raise UserError("no target or no feature is left: --group: name another column")
+        group = np.unique(table.pop(settings.group), return_inverse=True)[1]
+    units = np.random.default_rng(0).permutation(group.max() + 1)
+    ends = split_rows(settings.split, len(units))
+    if settings.task == "classification":
+        units = spread_classes(units, rarest_class(table[target], group))
+    turns = units.argsort()
+    rows = turns[group].argsort(kind="stable")
+    sizes = np.bincount(group)
+    rows_before = np.append(0, sizes[units].cumsum())
+    return rows, rows_before[ends].tolist()
+
+
+def rarest_class(target: np.ndarray, group: np.ndarray) -> np.ndarray:
+    """Return the number of the class of each group that has the fewest rows in the table."""
+    _, classes, counts = np.unique(target, return_inverse=True, return_counts=True)
+    common_first = np.lexsort((-counts[classes], group))  # group by group
+    ends = np.bincount(group).cumsum()
+    return classes[common_first[ends - 1]]
+
+
+def spread_classes(units: np.ndarray, classes: np.ndarray) -> np.ndarray:
+    """Reorder units such that those of each class have equal distances."""
+    order = classes[units].argsort(kind="stable")
+    by_class = units[order]
+    labels = classes[by_class]
+    counts = np.bincount(labels)
+    first = counts.cumsum() - counts
+    number = np.arange(len(units)) - first[labels]  # within its class
+    place = (number + 0.5) / counts[labels]
+    return by_class[place.argsort(kind="stable")]
+
+
 def standardize(values: np.ndarray, num_train: int) -> tuple[np.ndarray, list[float]]:
     """Return standardized values (N,), and the mean and standard deviation of training rows."""
     # float32 is too coarse for a column such as Julian dates, whose values hardly differ.
@@ -107,22 +150,21 @@ class Data:
         self.batch_targets = settings.batch_size
         table = read_table(settings) if settings.data else synthesize()
         target = settings.target or list(table)[-1]
-        if target not in table:
-            raise UserError(f"no column '{target}': --target: use one of {', '.join(table)}")
-        num_rows = len(table[target])
-        first, second, last = split_rows(settings.split, num_rows)
+        for flag, name in ("target", target), ("group", settings.group or target):
+            if name not in table:
+                raise UserError(f"no column '{name}': --{flag}: use one of {', '.join(table)}")
+        order, (first, second, last) = arrange(table, target, settings)
         self.splits = {
             "train": range(first),
             "validation": range(first, second),
             "test": range(second, last),
         }
-        shuffle = np.random.default_rng(0).permutation(num_rows)
 
         self.facts: dict = {}
         columns = {}
         for name, column in table.items():
             prepare = standardize if column.dtype.kind == "f" else encode
-            columns[name], self.facts[name] = prepare(column[shuffle], first)
+            columns[name], self.facts[name] = prepare(column[order], first)
         self.arrays = {"target": self.check_target(columns.pop(target), target, settings.task)}
         self.stack_features(columns)
         content = b"".join(values.tobytes() for values in self.arrays.values())

@@ -39,3 +39,23 @@ def test_classes_are_learned_and_new_categories_are_unknown() -> None:
     flags = ["--data", "table.csv", "--task", "classification", "--max_steps", "150"]
     assert train.main([*flags, "--dropout", "0", "--learning_rate", "0.01"]) == 0
     assert records()[-1]["accuracy"] > 0.95
+
+
+@pytest.mark.parametrize("group", ["", "customer"])
+def test_splits_are_stratified_and_groups_stay_together(group: str) -> None:
+    number = np.arange(2000)
+    customer = number * 7 % 190
+    cells = zip(number, customer, np.where(customer % 19, "stays", "leaves"), strict=True)
+    lines = ["number,customer,kind", *(",".join(map(str, row)) for row in cells)]
+    Path("table.csv").write_text("\n".join(lines))
+    settings = train.Settings(data="table.csv", task="classification", group=group)
+    table = train.read_table(settings)
+    rows, ends = train.arrange(table, "kind", settings)
+    assert sorted(rows) == list(number)
+    assert ("customer" in table) == (group == "")
+    parts = np.split(rows, ends[:2])
+    assert [len(part) / 2000 for part in parts] == pytest.approx([0.7, 0.15, 0.15], abs=0.02)
+    shares = [(table["kind"][part] == "leaves").mean() for part in parts]
+    assert shares == pytest.approx([1 / 19] * 3, abs=0.02)
+    if group:
+        assert sum(len(set(customer[part])) for part in parts) == 190
