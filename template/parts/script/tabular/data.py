@@ -91,13 +91,13 @@ def rarest_class(target: np.ndarray, group: np.ndarray) -> np.ndarray:
 def spread_classes(units: np.ndarray, classes: np.ndarray) -> np.ndarray:
     """Reorder units such that those of each class have equal distances."""
     order = classes[units].argsort(kind="stable")
-    by_class = units[order]
-    labels = classes[by_class]
+    labels = classes[units[order]]
     counts = np.bincount(labels)
     first = counts.cumsum() - counts
     number = np.arange(len(units)) - first[labels]  # within its class
-    place = (number + 0.5) / counts[labels]
-    return by_class[place.argsort(kind="stable")]
+    place = np.empty(len(units))
+    place[order] = (number + 0.5) / counts[labels]
+    return units[place.argsort(kind="stable")]
 
 
 def standardize(values: np.ndarray, num_train: int) -> tuple[np.ndarray, list[float]]:

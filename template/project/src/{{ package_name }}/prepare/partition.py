@@ -54,10 +54,8 @@ def rarest_class(classes: np.ndarray, group: np.ndarray | None) -> np.ndarray:
     """Return of each group its class with the fewest rows in the table. No group: of each row."""
     if group is None:
         return classes
-    labels = np.empty(group.max() + 1, classes.dtype)
-    common_first = (-np.bincount(classes)[classes]).argsort(kind="stable")
-    labels[group[common_first]] = classes[common_first]
-    return labels
+    common_first = np.lexsort((-np.bincount(classes)[classes], group))  # group by group
+    return classes[common_first[np.bincount(group).cumsum() - 1]]
 
 
 def spread(units: np.ndarray, labels: np.ndarray) -> np.ndarray:
@@ -66,11 +64,13 @@ def spread(units: np.ndarray, labels: np.ndarray) -> np.ndarray:
     Any part of the result has about the same fraction of each label. A single unit of a label is in
     the middle.
     """
-    by_label = units[labels[units].argsort(kind="stable")]
-    label = labels[by_label]
+    order = labels[units].argsort(kind="stable")
+    label = labels[units[order]]
     counts = np.bincount(label)
     number = np.arange(len(units)) - (counts.cumsum() - counts)[label]  # within its label
-    return by_label[((number + 0.5) / counts[label]).argsort(kind="stable")]
+    place = np.empty(len(units))
+    place[order] = (number + 0.5) / counts[label]
+    return units[place.argsort(kind="stable")]
 
 
 def whole_groups(ends: np.ndarray, splits: Splits) -> Splits:
@@ -88,7 +88,7 @@ def whole_groups(ends: np.ndarray, splits: Splits) -> Splits:
     for name, (first, last) in splits.items():
         if first < last:
             left -= 1
-            nearest = int(np.abs(ends - last).argmin()) + 1
+            nearest = np.abs(ends - last).argmin() + 1
             taken = min(max(nearest, taken + 1), len(ends) - left)
         moved[name] = [start, int(ends[taken - 1])]
         start = moved[name][1]
