@@ -128,23 +128,34 @@ def test_a_header_is_no_pair(tmp_path):
         assert ("note: the first line of odd.tsv is a header: " in out) == (name == "odd")
         made[name] = contents(tmp_path, "seq2seq", name)
     assert made["plain"] == made["odd"] != made["end"]
-    written(tmp_path, "french\tenglish\n" + pairs, "exchanged.tsv")
-    refused = prepare(tmp_path, "seq2seq", "exchanged.tsv", flags)
-    one_error(refused, "the header has the columns in another order than english and French")
+    exchanged = "".join(f"{row} again\t{row}\n" for row in range(60))
+    written(tmp_path, "french\tenglish\n" + exchanged, "exchanged.tsv")
+    prepare(tmp_path, "seq2seq", "exchanged.tsv", flags, "exchanged")
+    assert contents(tmp_path, "seq2seq", "exchanged") == made["plain"]
 
 
 def test_quotes_of_a_csv_file_are_no_text(tmp_path):
-    """Doubled ones are an error; others may be those of a speaker, and a note."""
+    """Those of a speaker are, if the file as a whole is no CSV file. What may be both is an error."""
     pairs = [f"{row}\t{row} again" for row in range(60)]
-    spoken = {'"Go!" she said\tgo': False, '5" or 6""\tinches': False, '"Go!"\t"Va !"': True}
-    for line, is_noted in spoken.items():
-        path = written(tmp_path, "\n".join([*pairs, line]), f"{len(line)}.tsv")
-        result = prepare(tmp_path, "seq2seq", path)
-        assert result.code == 0
-        assert ("has texts in quotes, which stay part of them" in result.err) == is_noted
-    for line in ('"He said ""go"""\tgo', 'go\t"""go"""', '"a ""b"""\t"c"'):
-        path = written(tmp_path, "\n".join([*pairs, line]))
-        says = "a text in the quotes of a CSV file, .*, line 61: write the texts without .*.jsonl"
+    spoken = '"Go!" she said\tgo'
+    stored = {}
+    for name, lines_of in {
+        "spoken": [spoken, '"Go!"\t"Va !"', '5" or 6""\tinches'],
+        "table": ['"He said ""go"""\tgo', '"Go!"\t"Va !"', '5" or 6""\tinches'],
+        "plain": ['He said "go"\tgo', "Go!\tVa !", '5" or 6""\tinches'],
+    }.items():
+        path = written(tmp_path, "\n".join([*pairs, *lines_of]), f"{name}.tsv")
+        assert prepare(tmp_path, "seq2seq", path, "", name).code == 0
+        stored[name] = contents(tmp_path, "seq2seq", name)
+    assert stored["table"] == stored["plain"] != stored["spoken"]
+    unclear = (
+        [spoken, '"He said ""go"""\tgo'],
+        [spoken, '"He said \\"go\\""\t"go"'],
+        ['"I came.\tJe suis venu.', 'I saw."\tJe vis.'],
+    )
+    for lines_of in unclear:
+        path = written(tmp_path, "\n".join([*pairs, *lines_of]), "unclear.tsv")
+        says = "quotes that may be those of a CSV file, .*, line 62: write the texts as .jsonl"
         one_error(prepare(tmp_path, "seq2seq", path), says)
 
 

@@ -212,7 +212,10 @@ def test_rows_are_found_whatever_the_file_is_called(tmp_path):
     refused = {
         "array.json": (json.dumps(rows).encode(), "JSON document: array.json: .*jq -c"),
         "one.json": (b'{\n"rows": ' + json_lines, "JSON document: one.json: .*jq -c"),
-        "wide.txt": (TEXT.encode("utf-16-le"), "binary file, or text in UTF-16: wide.txt"),
+        "wide.txt": (
+            TEXT.encode("utf-16-le"),
+            r"not UTF-8 text: wide.txt .utf-16-le.: give the --encoding",
+        ),
     }
     for name, (content, says) in refused.items():
         made_up.written(tmp_path, content, name)
@@ -225,6 +228,76 @@ def test_rows_are_found_whatever_the_file_is_called(tmp_path):
     # As one text, if that is meant.
     assert made_up.prepare(tmp_path, "llm", "rows.jsonl", "--column none").code == 0
     assert LLM.store(tmp_path / "data").arrays["tokens"].rows().tobytes() == json_lines + b"\xff"
+
+
+# Each with the encoding that is named for it.
+WRITTEN = {
+    "shift_jis": ("shift_jis", "吾輩は猫である。名前はまだ無い。\n"),
+    "cp932": ("cp932", "①番の猫である。名前はまだ無い。\n"),
+    "euc_jp": ("euc_jp", "吾輩は猫である。名前はまだ無い。\n"),
+    "euc_kr": ("euc_kr", "나는 고양이로소이다. 이름은 아직 없다.\n"),
+    "gb2312": ("gb18030", "我是一只猫，还没有名字。\n"),
+    "big5": ("big5", "我是一隻貓，還沒有名字。\n"),
+    "cp1252": ("unknown", "Größe für Übermäßigkeit, été à l’île\n"),
+    "cp1251": ("unknown", "Я кот, имени у меня пока нет.\n"),
+    "utf-16": ("utf-16", "A cat, and no name: 猫\n"),
+    "utf-16-le": ("utf-16-le", "A cat, and no name yet.\n"),
+}
+
+
+@pytest.mark.parametrize("encoding", WRITTEN)
+def test_the_encoding_of_a_text_is_named_and_reads_it(encoding, tmp_path):
+    """Also if it is far from the beginning. A mark of the byte order is no text."""
+    named, line = WRITTEN[encoding]
+    text = "plain\n" * 200_000 + line * 40 if encoding == "euc_jp" else line * 40
+    refused = prepare(tmp_path, text.encode(encoding))
+    one_error(refused, f"not UTF-8 text: text.txt .{named}.: give the --encoding")
+    flags = () if named == "unknown" else ("--encoding", named)
+    assert prepare(tmp_path, text.encode(encoding), *(flags or ("--encoding", encoding))).code == 0
+    stored = LLM.store(tmp_path / "data").arrays["tokens"].rows().tobytes()
+    assert stored == text.encode() + b"\xff"
+    assert prepare(tmp_path, text.encode("utf-8-sig")).code == 0
+    assert LLM.store(tmp_path / "data").arrays["tokens"].rows().tobytes() == stored
+
+
+def test_a_mixed_folder_says_which_file_has_which_encoding(tmp_path):
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for encoding in ("shift_jis", "euc_kr", "cp1252", "utf-16"):
+        (folder / encoding).write_bytes((WRITTEN[encoding][1] * 20).encode(encoding))
+    (folder / "a").write_text(WRITTEN["euc_kr"][1] * 20)
+    (folder / "b").write_text("plain\n")
+    seems = {"shift_jis": "shift_jis", "euc_kr": "euc_kr", "cp1252": "unknown", "utf-16": "utf-16"}
+    for given in ("utf-8", "latin-1"):
+        refused = LLM.run("prepare", "--input", "texts", "--encoding", given, cwd=tmp_path)
+        line = one_error(refused, f"not {given} text: ", "iconv -f")
+        for name, encoding in {**seems, "a": "utf-8", "b": "ascii"}.items():
+            assert f"texts/{name} ({encoding})" in line
+    assert not (tmp_path / "data/manifest.json").exists()
+
+
+def test_a_file_that_is_no_text_is_named_with_a_command(tmp_path):
+    rows = pa.table({"title": ["a", "b"], "body": ["c", "d"]})
+    pyarrow.parquet.write_table(rows, tmp_path / "whole.parquet")
+    whole = (tmp_path / "whole.parquet").read_bytes()
+    refused = {
+        "cut.parquet": (whole[:-20], "a Parquet file that is cut off .*: copy or download it"),
+        "whole.parquet": (whole, "no texts under 'text', but title, body: .*--column"),
+        "table.jsonl": (b"id,text\n1,a\n", "no JSON object, but 'id,text' .*line 1: .*to_json"),
+        "rows.jsonl": (
+            b'{"title": "a", "body": "b"}\n',
+            "under 'text', but title, body: .*--column",
+        ),
+        "list.json": (b'[\n{"text": "a"}]\n', "a JSON document: list.json: run `jq -c"),
+        "x.zip": (b"PK\3\4" + bytes(30), "a ZIP archive: x.zip: unpack it, as `unzip"),
+        "x.tar.gz": (gzip.compress(bytes(257) + b"ustar"), "an archive: .*`tar xf"),
+        "x.pdf": (b"%PDF-1.7\n", "a PDF document: x.pdf: .*`pdftotext"),
+    }
+    for name, (content, says) in refused.items():
+        made_up.written(tmp_path, content, name)
+        one_error(made_up.prepare(tmp_path, "llm", name), says)
+    made_up.written(tmp_path, "id,text\n" + "1,a\n" * 99, "table.csv")
+    assert "table.csv is one text: if its rows" in made_up.prepare(tmp_path, "llm", "table.csv").err
 
 
 # ---- blocks ------------------------------------------------------------------------------------
@@ -444,7 +517,16 @@ NOT_UTF8 = TEXT.encode()[:1000] + b"\xff\xfe" + TEXT.encode()
     ("content", "flags", "says"),
     [
         (b"", "", ("no text", "text.txt")),
-        (NOT_UTF8, "", ("not UTF-8 text: text.txt: convert it",)),
+        (NOT_UTF8, "", (r"not UTF-8 text: text.txt .unknown.: .*convert them",)),
+        (b"\x7fELF\0\1", "", (r"not UTF-8 text: text.txt .unknown.: .*binary files",)),
+        (
+            TEXT,
+            "--encoding klingon",
+            ("unknown encoding: klingon", "text.txt", "check .*--encoding"),
+        ),
+        (TEXT, "--encoding hex", ("'hex' is not a text encoding", "text.txt")),
+        ("größer\n" * 99, "--encoding latin-1", (r"not latin-1 text: text.txt .utf-8.",)),
+        ("größer\n" * 99, "--encoding utf-16", (r"not utf-16 text: text.txt .utf-8.",)),
         (TEXT, "--split 1000000,10,0", ("cannot be split into 1000000, 10, 0", "--split")),
         (TEXT, "--tokenizer bpe --vocabulary 100", ("above 257", "--vocabulary 100")),
         (TEXT, "--input texts", ("no text in a file", "--glob")),

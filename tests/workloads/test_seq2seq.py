@@ -1,7 +1,9 @@
 """The workload `seq2seq`: pairs, padding, T5 against the library, decoding, pretrained weights,
 metrics."""
 
+import csv
 import gzip
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -134,6 +136,55 @@ def test_a_source_with_several_targets_in_several_splits_is_counted(tmp_path):
     result = prepare(tmp_path, as_tsv([("same", str(number)) for number in range(40)]), *SPLIT)
     assert f"{note}12\n" in result.out, result.err
     assert note not in prepare(tmp_path, as_tsv(PAIRS), *SPLIT).out
+
+
+ODD = [('He said "go"', "« va »"), ("a\tb", "c"), ("two\nlines", "x, y"), ("x; y", '"q"')]
+
+
+def as_table(pairs, **style):
+    file = io.StringIO()
+    csv.writer(file, **style).writerows(pairs)
+    return file.getvalue()
+
+
+TABLES = {
+    "minimal.tsv": as_table([*PAIRS, *ODD], delimiter="\t"),
+    "all.tsv": as_table(
+        [("Source", "TARGET"), *PAIRS, *ODD], delimiter="\t", quoting=csv.QUOTE_ALL
+    ),
+    "index.tsv": as_table(
+        [("", "target", "source"), *((n, *pair[::-1]) for n, pair in enumerate([*PAIRS, *ODD]))],
+        delimiter="\t",
+    ),
+    "comma.csv": as_table([("source", "target"), *PAIRS, *ODD]),
+    "plain.CSV": as_table([*PAIRS, *ODD]),
+    "german.csv": as_table([("source", "target"), *PAIRS, *ODD], delimiter=";"),
+    "mac.tsv": as_table([*PAIRS, *ODD], delimiter="\t", quoting=csv.QUOTE_ALL, lineterminator="\r"),
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_tables_of_pandas_and_spreadsheets_are_read_as_they_are_meant(name, tmp_path):
+    encoding = ["utf-8-sig", "cp1252", "utf-16"][list(TABLES).index(name) % 3]
+    (tmp_path / "val.tsv").write_bytes("new\tone\n".encode(encoding))
+    flags = ("--validation", "val.tsv", "--encoding", encoding)
+    result = prepare(tmp_path, TABLES[name].encode(encoding), *flags, name=name)
+    assert result.code == 0, result.err
+    assert stored_pairs(tmp_path, "train") == [*PAIRS, *ODD]
+    assert stored_pairs(tmp_path, "validation") == [("new", "one")]
+
+
+def test_symbols_between_spaces_are_tokens(tmp_path):
+    """Those that no training pair has are one token."""
+    pairs = [(f"C C ( = O ) {number}", "HH AH0 L OW1") for number in range(40)]
+    (tmp_path / "val.tsv").write_text("C Xx O\tOW1 ZZ\n")
+    flags = ("--tokenizer", "space", "--validation", "val.tsv")
+    opened = store(prepared_folder(tmp_path, pairs, *flags))
+    assert stored_pairs(tmp_path, "train") == pairs
+    assert stored_pairs(tmp_path, "validation") == [("C \ufffd O", "OW1 \ufffd")]
+    symbols = {symbol for pair in pairs for text in pair for symbol in text.split()}
+    assert opened.facts["vocabulary"] == opened.facts["end"] + 1 == len(symbols) + 2
+    assert opened.facts["longest"] == 5, "four symbols, and the end"
 
 
 @pytest.mark.parametrize("kind", ["byte", "bpe"])
@@ -455,7 +506,7 @@ VALID = as_tsv(PAIRS[:40])
 @pytest.mark.parametrize(
     ("added", "flags", "says"),
     [
-        ("no tab here\n", "", ("0 tabs", r"pairs.tsv, line 41", "one tab")),
+        ("no tab here\n", "", ("1 instead of 2 cells", r"pairs.tsv, line 41", "one tab")),
         ("a source\t \n", "", ("the target is empty", "line 41")),
         ("", "--split 1,0,0", ("40 cannot be split into 40, 0, 0", "--split 1,0,0")),
         (
@@ -483,6 +534,10 @@ def test_bad_input_is_one_line(added, flags, says, tmp_path):
         ("pairs.jsonl", "{\n", ("no JSON object", "line 1", "--source-key")),
         ("pairs.jsonl", '{"source": "a", "target": 3}\n', ("no texts under", "line 1")),
         ("pairs.tsv", VALID.encode() + b"\xff\tx\n", ("not UTF-8", "pairs.tsv")),
+        ("pairs.tsv", "猫である\tのは\n".encode("cp932"), ("not UTF-8", "pairs.tsv .shift_jis.")),
+        ("pairs.csv", 'source,target\na,b\n"x" y,z\n', ("no CSV file", "pairs.csv", "quotes")),
+        ("pairs.csv", "source,target\na,b,c\n", ("3 instead of 2 cells", "line 2")),
+        ("pairs.parquet", b"PAR1\x15\4\x15" + bytes(50), ("cut off", "pairs.parquet", "again")),
         ("pairs.jsonl", '{"source": "a", "target": "\\ud83d"}\n', ("not UTF-8", "line 1")),
         ("pairs.tsv.gz", gzip.compress(VALID.encode())[:-20], ("cannot read the file", "tsv.gz")),
     ],
@@ -537,6 +592,14 @@ def test_new_sources_are_predicted_as_those_of_a_split(trained):
     assert read_rows(place / "out.jsonl") == rows
     text = ("predict", "--text", rows[0]["source"])
     assert SEQ2SEQ.done(*text, cwd=place).out.splitlines()[-1] == rows[0]["prediction"]
+    # A header, in any order of columns, is treated as by `prepare`.
+    for header in ("source\ttarget", "ID\tSource"):
+        column = header.lower().split("\t").index("source")
+        lines = ["\t".join((["", row["source"]], [row["source"], ""])[column == 0]) for row in rows]
+        (place / "new.tsv").write_text("\n".join([header, *lines]), "utf-16")
+        words = ("predict", "--input", "new.tsv", "--output", "out.jsonl", "--encoding", "utf-16")
+        SEQ2SEQ.done(*words, cwd=place)
+        assert read_rows(place / "out.jsonl") == rows
     (place / "away").rename(place / "data")
     for flag, value, says in (
         ("--output", "out.csv", "need a .jsonl file"),

@@ -28,7 +28,7 @@ from .engine.loading.store import Store, StoreWriter
 from .prepare.documents import PIECE, Piece, documents
 from .prepare.splits import SPLITS
 from .settings import WORKLOAD, Settings
-from .texts import Seen, utf8
+from .texts import Seen
 from .tokenizer import byte_counts
 
 IGNORE = -100
@@ -116,22 +116,23 @@ def write(
     borders: Borders,
     source: dict[str, Any],
     column: str | None = "none",
+    encoding: str = "",
 ) -> StoreWriter:
     """Tokenize `files` one after the other into a dataset, with a few pieces in memory at a time.
 
     borders: maps the tokens at which files end to the three tokens at which the splits end.
     column: the field with the text, in files whose rows are documents; `none` if each file is one
-    text. Raises `UserError` for a text that the tokenizer cannot encode.
+    text. encoding: UTF-8 by default. Raises `UnicodeError` for a text that has another one, and
+    `UserError` for one that the tokenizer cannot encode.
     """
     with StoreWriter(folder, WORKLOAD) as writer:
         seen = Seen()
         pieces = Pieces(writer, tokenizer)
         ends = []
         for path in files:
-            with utf8(path):
-                for text, is_end in documents(path, column, seen):
-                    pieces.hold(text, is_end)
-                pieces.write()
+            for text, is_end in documents(path, column, seen, encoding):
+                pieces.hold(text, is_end)
+            pieces.write()
             ends.append(writer.arrays["tokens"]["shape"][0])
         stops = borders(np.array(ends))
         splits = zip(SPLITS, pairwise([0, *stops]), strict=True)

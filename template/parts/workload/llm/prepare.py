@@ -47,6 +47,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PATTERN",
         help="files of the folder to read, at any depth (default: all)",
     )
+    meaning = "encoding of the texts, such as cp1252 or utf-16 (default: utf-8)"
+    add("--encoding", default="", metavar="NAME", help=meaning)
     add_tokenizer(
         parser,
         "byte char bpe gpt2",
@@ -73,6 +75,7 @@ def main(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     """Find copies and learn the vocabulary, then write the tokens."""
     from ..dataset import write
     from ..engine.loading.store import check_folder
+    from ..texts import decoding
 
     split_shares(arguments.split)
     check_vocabulary(arguments)
@@ -85,7 +88,6 @@ def main(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     if split_by == "file":
         random.Random(arguments.seed).shuffle(files)
         sizes = split_sizes(arguments.split, len(files), rounded=1)
-    tokenizer = make_tokenizer(arguments, files, training=files[: sizes[0]])
 
     def borders(ends: np.ndarray) -> list[int]:
         if split_by == "file":
@@ -93,7 +95,10 @@ def main(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
         return list(accumulate(split_sizes(arguments.split, int(ends[-1]), rounded=1)))
 
     source = {"file": Path(arguments.input).name, "files": len(files), "split_by": split_by}
-    store = write(folder, tokenizer, files, borders, source, arguments.column)
+    encoding = arguments.encoding
+    with decoding(encoding, files):
+        tokenizer = make_tokenizer(arguments, files, training=files[: sizes[0]])
+        store = write(folder, tokenizer, files, borders, source, arguments.column, encoding)
     report(store, tokenizer, num_copies)
     print_next(folder)
 
@@ -157,18 +162,17 @@ def make_tokenizer(
     if arguments.tokenizer == "gpt2":
         return Gpt2.fetch()
     if arguments.tokenizer == "char":
-        characters = set[str]().union(*texts_of(files, arguments.column))
+        characters = set[str]().union(*texts_of(files, arguments))
         return Character("".join(sorted(characters)))
-    return Pairs.learn(texts_of(training, arguments.column), arguments.vocabulary)
+    return Pairs.learn(texts_of(training, arguments), arguments.vocabulary)
 
 
-def texts_of(files: list[Path], column: str) -> Iterator[str]:
+def texts_of(files: list[Path], arguments: argparse.Namespace) -> Iterator[str]:
     """Yield the text of the files in pieces."""
     from ..prepare.documents import documents
-    from ..texts import Seen, utf8
+    from ..texts import Seen
 
     seen = Seen()
     for file in files:
-        with utf8(file):
-            for text, _ in documents(file, column, seen):
-                yield text.decode()
+        for text, _ in documents(file, arguments.column, seen, arguments.encoding):
+            yield text.decode()

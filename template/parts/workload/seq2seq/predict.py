@@ -14,7 +14,7 @@ from ..engine.errors import UserError
 from ..engine.files import replacing
 from ..engine.runs import typed_path
 from ..prepare.pairs import read_texts
-from ..texts import check_text
+from ..texts import check_text, decoding
 from ..trained import add_flags, open_run, output_path
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--input",
         type=typed_path,
         metavar="FILE",
-        help="new sources: lines of text (up to the first tab), .jsonl or .parquet",
+        help="new sources: lines of text (up to the first tab), .csv, .jsonl or .parquet",
     )
     new.add_argument(
         "--text",
@@ -42,10 +42,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--source-key",
-        default="source",
         metavar="NAME",
-        help="field of .jsonl or .parquet with the source (default: source)",
+        help="field or column with the source (default: as in `prepare`)",
     )
+    meaning = "encoding of the texts (default: as in `prepare`)"
+    add("--encoding", metavar="NAME", help=meaning)
     add(
         "--beams",
         type=int,
@@ -70,8 +71,9 @@ def main(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
         what = "invalid number of beams or tokens"
         raise UserError(what, "--beams, --max-tokens", "use 1 or more")
 
-    sources = read_sources(arguments)
-    folder, project, step = open_run(arguments, load, needs_data=not sources)
+    is_new = arguments.input or arguments.text is not None
+    folder, project, step = open_run(arguments, load, needs_data=not is_new)
+    sources = read_sources(arguments, project.store.source)
     output = output_path(arguments, folder, ".jsonl")
     with tempfile.TemporaryDirectory() as temporary:
         if sources:
@@ -94,14 +96,20 @@ def main(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     print(f"{len(rows):,} predictions of step {step} written to {output}")
 
 
-def read_sources(arguments: argparse.Namespace) -> list[str]:
-    """Return new sources, or an empty list to predict a split."""
+def read_sources(arguments: argparse.Namespace, style: dict[str, Any]) -> list[str]:
+    """Return new sources, or an empty list to predict a split.
+
+    style: how the files of `prepare` were written.
+    """
     if arguments.text is not None:
         check_text(arguments.text, "--text")
         return [arguments.text]
     if arguments.input is None:
         return []
-    sources = [texts[0] for _, texts in read_texts(arguments.input, arguments.source_key)]
+    key = arguments.source_key or style.get("source_key", "source")
+    encoding = arguments.encoding or style.get("encoding", "")
+    with decoding(encoding, [Path(arguments.input)]):
+        sources = [texts[0] for _, texts in read_texts(arguments.input, encoding, key)]
     if not sources:
         raise UserError("no source in the file", arguments.input, "provide one that is not empty")
     return sources

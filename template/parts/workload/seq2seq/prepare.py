@@ -68,7 +68,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         required=True,
         type=typed_path,
         metavar="FILE",
-        help="file with pairs: .tsv (source TAB target) or .jsonl (also compressed), or .parquet",
+        help="file with pairs: .tsv (source TAB target), .csv or .jsonl (also compressed), or"
+        " .parquet",
     )
     add(
         "--validation",
@@ -81,21 +82,24 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--source-key",
         default="source",
         metavar="NAME",
-        help="field of .jsonl or .parquet with the source; its name in a header of .tsv, which is"
-        " left out (default: source)",
+        help="field of .jsonl or .parquet with the source, or column of .tsv or .csv with a header"
+        " (default: source)",
     )
     add(
         "--target-key",
         default="target",
         metavar="NAME",
-        help="field of .jsonl or .parquet with the target; its name in a header (default: target)",
+        help="field or column with the target (default: target)",
     )
+    meaning = "encoding of the texts, such as cp1252 or utf-16 (default: utf-8)"
+    add("--encoding", default="", metavar="NAME", help=meaning)
     prefix = 'text to add before each source, such as "summarize: "'
     add("--prefix", default="", metavar="TEXT", help=prefix)
     add_tokenizer(
         parser,
-        "byte bpe pretrained",
-        "one token per byte, byte pairs learned from the texts, or those of --pretrained",
+        "byte space bpe pretrained",
+        "one token per byte or per symbol between spaces, byte pairs learned from the texts, or"
+        " those of --pretrained",
     )
     add("--pretrained", metavar="NAME", help="folder or hub name of the T5 whose tokenizer to use")
     add(
@@ -138,6 +142,7 @@ def main(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     """Read all pairs, learn the tokenizer from the training pairs, and write the tokens."""
     from ..dataset import write
     from ..engine.loading.store import check_folder
+    from ..texts import decoding
 
     check(arguments)
     inputs = (arguments.input, arguments.validation, arguments.test)
@@ -145,7 +150,8 @@ def main(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     given = None
     if arguments.pretrained:
         given = pretrained_tokenizer(arguments.pretrained)
-    texts, num_copies = read_splits(arguments)
+    with decoding(arguments.encoding, [Path(file) for file in inputs if file]):
+        texts, num_copies = read_splits(arguments)
     tokenizer, vocabulary, start = given or make_tokenizer(arguments, texts["train"])
     facts = {
         "vocabulary": vocabulary,
@@ -153,7 +159,12 @@ def main(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
         "prefix": arguments.prefix,
         "limits": [arguments.max_source, arguments.max_target],
     }
-    source = {"file": Path(arguments.input).name, "copies": num_copies}
+    source = {
+        "file": Path(arguments.input).name,
+        "copies": num_copies,
+        "source_key": arguments.source_key,
+        "encoding": arguments.encoding,
+    }
     too_long = Counter[str]()
     splits = {}
     for name in SPLITS:
@@ -224,11 +235,8 @@ def read_splits(arguments: argparse.Namespace) -> tuple[dict[str, Split], int]:
 def read_pairs(file: str, arguments: argparse.Namespace, seen: Seen) -> Texts:
     """Return the new pairs of a file. Raises `UserError`, with the line, for an invalid pair."""
     pairs = Texts()
-    for where, texts in read_texts(file, arguments.source_key, arguments.target_key):
-        if len(texts) != 2:
-            what = f"{len(texts) - 1} tabs instead of one"
-            raise UserError(what, where, "write one pair per line: source, one tab, target")
-        source, target = texts
+    keys = (arguments.source_key, arguments.target_key)
+    for where, (source, target) in read_texts(file, arguments.encoding, *keys):
         if not target.strip():
             raise UserError("the target is empty", where, "fill it in, or remove the line")
         if seen.add(f"{len(source)} {source}{target}"):
@@ -281,6 +289,7 @@ def make_tokenizer(arguments: argparse.Namespace, train: Split) -> Made:
     It is learned from the training pairs only.
     """
     from ..bytepairs import Byte, Pairs
+    from ..tokenizer import learn_symbols
 
     def texts() -> Iterator[str]:
         pairs, numbers = train
@@ -291,6 +300,8 @@ def make_tokenizer(arguments: argparse.Namespace, train: Split) -> Made:
     tokenizer: Tokenizer = Byte()
     if arguments.tokenizer == "bpe":
         tokenizer = Pairs.learn(texts(), arguments.vocabulary)
+    if arguments.tokenizer == "space":
+        tokenizer = learn_symbols(texts())
     return tokenizer, tokenizer.end + 1, tokenizer.end
 
 

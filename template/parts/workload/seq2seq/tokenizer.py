@@ -6,22 +6,26 @@ token `end`, which ends a text and has no characters.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from .bytepairs import Byte, Pairs, Tokenizer
 
+UNKNOWN = "\ufffd"
+
 
 class Pretrained:
-    """The tokenizer of a pretrained model, run by the `tokenizers` library."""
+    """The tokenizer of a pretrained model, run by the `tokenizers` library.
 
-    kind = "pretrained"
+    Or that of `learn_symbols`, of the kind `space`.
+    """
 
-    def __init__(self, definition: str, end: int):
+    def __init__(self, definition: str, end: int, kind: str = "pretrained"):
         import tokenizers
 
+        self.kind = kind
         self._definition = definition
         self.end = end
         self._tokenizer = tokenizers.Tokenizer.from_str(definition)
@@ -44,7 +48,18 @@ def restore(facts: dict[str, Any]) -> Tokenizer:
         return Byte()
     if facts["kind"] == "bpe":
         return Pairs(facts["definition"])
-    return Pretrained(facts["definition"], facts["end"])
+    return Pretrained(facts["definition"], facts["end"], facts["kind"])
+
+
+def learn_symbols(texts: Iterable[str]) -> Pretrained:
+    """Return a tokenizer with one token per symbol between spaces, and one for unknown symbols."""
+    import tokenizers
+
+    symbols = {symbol for text in texts for symbol in text.split()}
+    numbers = {symbol: number for number, symbol in enumerate(sorted({*symbols, UNKNOWN}))}
+    library = tokenizers.Tokenizer(tokenizers.models.WordLevel(numbers, UNKNOWN))
+    library.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    return Pretrained(library.to_str(), len(numbers), "space")
 
 
 def text_of(tokenizer: Tokenizer, tokens: list[int]) -> str:

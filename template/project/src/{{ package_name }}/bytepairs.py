@@ -41,8 +41,8 @@ class Byte:
     end = 256
 
     def encode(self, text: bytes) -> np.ndarray:
-        if b"\xff" in text:  # it would mean `end` where tokens are stored in 8 bits
-            raise UnicodeError("byte 255")
+        # Another encoding is an error, and byte 255, which UTF-8 never has, may mean `end`.
+        text.decode()
         return np.frombuffer(text, np.uint8)
 
     def decode(self, tokens: Sequence[int]) -> bytes:

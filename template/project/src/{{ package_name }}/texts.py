@@ -2,63 +2,109 @@
 
 from __future__ import annotations
 
+import codecs
 import hashlib
+import io
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 from tqdm import tqdm
 
 from .engine.errors import UserError
+from .engine.inputs import KINDS, kind_of
 from .engine.runs import check_input
 from .prepare.content import content_of
+from .prepare.encodings import guess
 
 TOGETHER = 1024  # rows of a Parquet file that are read at a time
 ROWS = ("JSON lines", "a Parquet file")
+ALL_KINDS = [kind for kind, _ in KINDS.values()]
 JSONL = re.compile(r"\.(jsonl|ndjson)(\.|$)", re.IGNORECASE)
+TABLE = (
+    "write a table as JSON lines, as pandas.read_csv(OLD).to_json(NEW, orient='records', "
+    "lines=True) does"
+)
+Found = Iterator[tuple[str, tuple[str, ...]]]
+"""Where texts are, such as in which line, and these texts."""
+
+CONVERT = (
+    "give the --encoding of all files, or convert them, as `iconv -f cp1252 -t UTF-8 OLD > NEW` does "
+    "for Western Europe. Extract the text of binary files"
+)
 
 
-def row_format(path: Path) -> str:
+def row_format(path: Path, encoding: str) -> str:
     """Return which of ROWS the file has, or an empty text for plain text.
 
-    Raises `UserError` for a file that has no text.
+    Raises `UserError` for a file that has no text, and `UnicodeError` for another encoding.
     """
     check_input(path)
-    with open_text(path, *ROWS) as (kind, file, _):
+    with open_text(path, encoding, *ROWS) as (kind, file, _):
         if not kind and b"\0" in file.peek():
-            remedy = "extract its text, or convert it to UTF-8"
-            raise UserError("this is a binary file, or text in UTF-16", str(path), remedy)
+            raise UnicodeError
+    # The bytes of UTF-8 may be those of other letters in another encoding.
+    if encoding and encoding[:3].lower() != "utf" and encoding_of(path) == "utf-8":
+        raise UnicodeError
     is_named = JSONL.search(path.name)
     return "JSON lines" if is_named and not kind else kind
 
 
 @contextmanager
-def open_text(path: Path, *known: str) -> Iterator[tuple[str, Any, Callable[[], Any]]]:
+def open_text(
+    path: Path, encoding: str, *known: str
+) -> Iterator[tuple[str, Any, Callable[[], Any]]]:
     """Open a file, compressed or not.
 
-    Yield what it is, its content, and a function that updates its progress bar. Raises `UserError`
-    if it cannot be read.
+    Yield what it is, its content (text in UTF-8, if it has this encoding), and a function that
+    updates its progress bar. Raises `UserError` if it cannot be read.
     """
     try:
         size = path.stat().st_size
         bar = tqdm(None, path.name, size, unit="B", unit_scale=True, disable=None, leave=False)
         with open(path, "rb") as raw, bar:
             kind, content = content_of(path, raw, *known)
+            if encoding and kind != ROWS[1]:
+                import pyarrow as pa
+
+                "".encode(encoding)  # raises an error if it is none
+                stream = pa.PythonFile(content)
+                content = io.BufferedReader(pa.transcoding_input_stream(stream, encoding, "utf-8"))
+                kind = kind_of(path, content, *known)
+            if content.peek().startswith(codecs.BOM_UTF8):
+                content.read(3)
             yield kind, content, lambda: bar.update(raw.tell() - bar.n)
-    except OSError as error:
-        raise UserError(f"cannot read the file ({error})", str(path), "check --input") from error
+    except (OSError, LookupError) as error:
+        remedy = "check --input and --encoding, or copy the file again"
+        raise UserError(f"cannot read the file ({error})", str(path), remedy) from error
 
 
 @contextmanager
-def utf8(path: Path) -> Iterator[None]:
-    """Raise `UserError` if a text of the file turns out not to be UTF-8."""
+def decoding(encoding: str, files: Sequence[Path]) -> Iterator[None]:
+    """Raise `UserError`, with what each file seems to have, if a text has another encoding."""
     try:
         yield
     except UnicodeError as error:
-        raise UserError("not UTF-8 text", str(path), "convert it to UTF-8") from error
+        found = [(encoding_of(path), str(path)) for path in files]
+        # There may be many files: those that are not UTF-8 are first.
+        found.sort(key=lambda pair: pair[0] in ("ascii", "utf-8"))
+        where = "; ".join(f"{path} ({name})" for name, path in found)
+        what = f"not {encoding or 'UTF-8'} text"
+        raise UserError(what, shorten(where, 600), CONVERT) from error
+
+
+def encoding_of(path: Path) -> str:
+    """Return the encoding that a text seems to have, by its first block beyond plain ASCII."""
+    with open_text(path, "", *ALL_KINDS) as (_, file, _):
+        for block in iter(partial(file.read, 1 << 20), b""):
+            if not block.isascii() or b"\0" in block:
+                return guess(block)
+    return "ascii"
 
 
 class Seen:
@@ -77,33 +123,23 @@ class Seen:
         return is_new
 
 
-def lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield (number, text) of each line of a UTF-8 file that is not blank."""
-    check_input(path)
-    with utf8(path), open_text(path, "JSON lines") as (_, file, tick):
-        for number, line in enumerate(file, 1):
-            if number % 1000 == 0:
-                tick()
-            encoding = "utf-8-sig" if number == 1 else "utf-8"
-            text = line.decode(encoding).rstrip("\r\n")
-            if text:
-                yield number, text
-
-
-def rows(path: Path, keys: tuple[str, ...], remedy: str) -> Iterator[tuple[str, tuple[str, ...]]]:
+def rows(path: Path, encoding: str, keys: tuple[str, ...], remedy: str) -> Found:
     """Yield (where, texts under `keys`) for each row of a JSONL or Parquet file.
 
     Raises `UserError` for a value that is not a text.
     """
-    is_parquet = row_format(path) == "a Parquet file"
-    read = _parquet(path, keys, remedy) if is_parquet else _json(path, remedy)
+    is_parquet = row_format(path, encoding) == ROWS[1]
+    read = _parquet(path, keys) if is_parquet else _json(path, encoding, remedy)
     for where, row in read:
-        texts: list[Any] = [row.get(key) for key in keys] if isinstance(row, dict) else []
-        if not texts or not all(isinstance(text, str) for text in texts):
+        fields = row if isinstance(row, dict) else {}
+        texts: list[Any] = [fields.get(key) for key in keys]
+        if not all(isinstance(text, str) for text in texts):
             what = f"no texts under {' and '.join(map(repr, keys))}"
+            if fields:
+                what += f", but {', '.join(fields)}"
             raise UserError(what, where, remedy)
         check_text("".join(texts), where)
-        yield where, tuple(texts)
+        yield where, tuple(text.removeprefix("\ufeff") for text in texts)
 
 
 def check_text(text: str, where: str) -> None:
@@ -115,30 +151,35 @@ def check_text(text: str, where: str) -> None:
         raise UserError(what, where, "replace it") from error
 
 
-def _json(path: Path, remedy: str) -> Iterator[tuple[str, object]]:
-    for number, line in lines(path):
-        where = f"{path}, line {number}"
-        try:
-            yield where, json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise UserError(f"no JSON object ({error})", where, remedy) from error
+def _json(path: Path, encoding: str, remedy: str) -> Iterator[tuple[str, object]]:
+    with open_text(path, encoding, ROWS[0]) as (_, file, tick):
+        for number, line in enumerate(file, 1):
+            tick()
+            text = line.decode().strip()
+            if not text:
+                continue
+            where = f"{path}, line {number}"
+            try:
+                row = json.loads(text)
+            except (ValueError, RecursionError) as error:
+                what = f"no JSON object, but {text[:40]!r} ({error})"
+                raise UserError(what, where, f"{remedy}, or {TABLE}") from error
+            yield where, row
 
 
-def _parquet(path: Path, keys: tuple[str, ...], remedy: str) -> Iterator[tuple[str, object]]:
+def _parquet(path: Path, keys: tuple[str, ...]) -> Iterator[tuple[str, object]]:
     import pyarrow as pa
     from pyarrow import parquet
 
     number = 0
     try:
         file = parquet.ParquetFile(path)
-        names = file.schema_arrow.names
-        absent = [key for key in keys if key not in names]
-        if absent:
-            has = f"it has {', '.join(names[:20])}"
-            raise UserError(f"no column '{absent[0]}'", str(path), f"{remedy}; {has}")
-        for batch in file.iter_batches(TOGETHER, columns=list(keys)):
+        # If a field is missing, the error names those that the rows have.
+        has_all = {*keys} <= {*file.schema_arrow.names}
+        for batch in file.iter_batches(TOGETHER, columns=list(keys) if has_all else None):
             for row in batch.to_pylist():
                 number += 1
                 yield f"{path}, row {number}", row
     except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
-        raise UserError(f"cannot read the file ({error})", str(path), "check --input") from error
+        what = f"a Parquet file that is cut off or damaged ({error})"
+        raise UserError(what, str(path), "copy or download it again") from error

@@ -7,40 +7,38 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from ..engine.errors import UserError
-from ..engine.inputs import KINDS
-from ..texts import Seen, open_text, row_format, rows
+from ..engine.errors import UserError, note
+from ..texts import ALL_KINDS, TABLE, Seen, open_text, row_format, rows
 
 PIECE = 64 << 10  # bytes of a text that a core tokenizes at a time
 Piece = tuple[bytes, bool]
 """A piece of a document, and whether it is the end of the document."""
 
 
-def documents(path: Path, column: str | None, seen: Seen) -> Iterator[Piece]:
+def documents(path: Path, column: str | None, seen: Seen, encoding: str = "") -> Iterator[Piece]:
     """Yield the pieces of a file. The texts of rows are left out if they are in `seen`.
 
-    column: the field with the text; `none` to read rows as one text.
+    column: the field with the text; `none` to read rows as one text. encoding: UTF-8 by default.
     """
-    if column != "none" and row_format(path):
+    if column != "none" and row_format(path, encoding):
         remedy = "name the field with --column, or read the file as one text with --column none"
-        for _, (text,) in rows(path, (column or "text",), remedy):
+        for _, (text,) in rows(path, encoding, (column or "text",), remedy):
             if seen.add(text):
                 yield text.encode(), True
         return
     if column not in (None, "none"):
-        remedy = "leave out --column, or write a table as JSON lines, as pandas.read_csv(OLD)"
-        remedy += ".to_json(NEW, orient='records', lines=True) does"
-        raise UserError("a text without fields", str(path), remedy)
-    for piece in pieces(path):
+        raise UserError("a text without fields", str(path), f"leave out --column, or {TABLE}")
+    if path.suffix in (".csv", ".tsv"):
+        note(f"a table such as {path.name} is one text: if its rows are documents, {TABLE}")
+    for piece in pieces(path, encoding):
         yield piece, False
     yield b"", True
 
 
-def pieces(path: Path) -> Iterator[bytes]:
+def pieces(path: Path, encoding: str = "") -> Iterator[bytes]:
     """Yield a file in pieces, cut so that tokens are those of the whole text."""
     unfinished = b""
-    kinds = [kind for kind, _ in KINDS.values()]
-    with open_text(path, *kinds) as (_, file, tick):
+    with open_text(path, encoding, *ALL_KINDS) as (_, file, tick):
         for block in iter(partial(file.read, PIECE), b""):
             text = unfinished + block
             cut = boundary(text)

@@ -2,54 +2,87 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..engine.errors import UserError, note
-from ..texts import lines, row_format, rows
+from ..engine.errors import UserError
+from ..texts import ROWS, Found, open_text, row_format, rows
 
 AROUND_NAMES = "\"' \u00a0\u200b\u2060\ufeff"  # quotes, spaces, and characters without width
-QUOTED = re.compile(r'"([^"]|"")*"')  # a whole cell, as a CSV file has it
+ESCAPED = re.compile(r'".*(""|\\").*"')  # a cell with quotes inside, as tables have it
+CSV = re.compile(r"\.csv(\.|$)", re.IGNORECASE)
+csv.field_size_limit(1 << 30)
 
 
-def read_texts(file: str, *keys: str) -> Iterator[tuple[str, tuple[str, ...]]]:
+def read_texts(file: str, encoding: str, *keys: str) -> Found:
     """Yield (where, texts) of each row or line; the first text is the source.
 
-    keys: the fields of .jsonl and .parquet. A .tsv file may have them as a header.
+    keys: the names of the fields, or of the columns in a header.
     """
     path = Path(file)
-    if row_format(path):
+    if row_format(path, encoding):
         remedy = "fix it, or name the fields with --source-key and --target-key"
-        read = rows(path, keys, remedy)
+        read = rows(path, encoding, keys, remedy)
     else:
-        read = cells(path, keys)
+        read = columns(path, encoding, keys)
     for where, texts in read:
         if not texts[0].strip():
             raise UserError("the source is empty", where, "fill it in, or remove the line")
         yield where, texts
 
 
-def cells(path: Path, keys: tuple[str, ...]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield (where, cells) of each line of a .tsv file, without a header.
+def columns(path: Path, encoding: str, keys: tuple[str, ...]) -> Found:
+    """Yield (where, texts) of each row of a table, without its header.
 
-    Quotes are part of a text. Raises `UserError` for a cell with the quotes of a CSV file.
+    Without a header, the columns are those of `keys`, and a source may have others behind it.
     """
-    header = [key.lower() for key in keys]
-    for number, line in lines(path):
-        where = f"{path}, line {number}"
-        texts = line.split("\t")
-        names = [text.strip(AROUND_NAMES).lower() for text in texts[: len(keys)]]
-        if number == 1 and names == header:
-            print(f"note: the first line of {path} is a header: {line!r}")
+    has_quotes = is_csv(path, encoding)
+    wanted = [key.lower() for key in keys]
+    names = wanted
+    for number, (where, row) in enumerate(cells(path, encoding, has_quotes)):
+        header = [cell.strip(AROUND_NAMES).lower() for cell in row]
+        if number == 0 and {*wanted} <= {*header}:
+            print(f"note: the first line of {path} is a header: {row}")
+            names = header
             continue
-        if number == 1 and sorted(names) == sorted(header):
-            what = f"the header has the columns in another order than {' and '.join(keys)}"
-            raise UserError(what, where, "exchange the columns, or write .jsonl")
-        quoted = [text for text in texts if QUOTED.fullmatch(text)]
-        if any('""' in text[1:-1] for text in quoted):
-            what = "a text in the quotes of a CSV file, which would become part of it"
-            raise UserError(what, where, "write the texts without them, or as .jsonl")
-        if len(quoted) == len(texts):
-            note(f"{path} has texts in quotes, which stay part of them")
-        yield where, tuple(texts)
+        if len(row) != len(names) > 1:
+            remedy = "write one pair per line: source, one tab, target"
+            raise UserError(f"{len(row)} instead of {len(names)} cells", where, remedy)
+        for cell in row:
+            breaks = cell.count("\n")
+            is_unclear = breaks and cell.count("\t") == breaks * (len(row) - 1)
+            if is_unclear or (not has_quotes and ESCAPED.fullmatch(cell)):
+                what = "quotes that may be those of a CSV file, or part of the texts"
+                raise UserError(what, where, "write the texts as .jsonl")
+        yield where, tuple(row[names.index(name)] for name in wanted)
+
+
+def is_csv(path: Path, encoding: str) -> bool:
+    """Whether all of a file is a table in which quotes are around texts, not part of them."""
+    is_named = CSV.search(path.name) is not None
+    try:
+        widths = {len(row) for _, row in cells(path, encoding, has_quotes=True)}
+    except csv.Error as error:
+        if is_named:
+            raise UserError(f"no CSV file ({error})", str(path), "fix its quotes") from error
+        return False
+    return is_named or len(widths) == 1
+
+
+def cells(path: Path, encoding: str, has_quotes: bool) -> Iterator[tuple[str, list[str]]]:
+    """Yield the rows of a .tsv or .csv file that are not blank."""
+    with open_text(path, encoding, ROWS[0]) as (_, file, tick):
+        delimiter = "\t"
+        if CSV.search(path.name):
+            header = file.peek().partition(b"\n")[0]
+            delimiter = chr(max(b",;\t|", key=header.count))
+        quoting = csv.QUOTE_MINIMAL if has_quotes else csv.QUOTE_NONE
+        text = io.TextIOWrapper(file, "utf-8", newline="")
+        reader = csv.reader(text, delimiter=delimiter, quoting=quoting, strict=True)
+        for row in reader:
+            tick()
+            if row:
+                yield f"{path}, line {reader.line_num}", row
