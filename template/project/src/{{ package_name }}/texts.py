@@ -34,8 +34,8 @@ Found = Iterator[tuple[str, tuple[str, ...]]]
 """Where texts are, such as in which line, and these texts."""
 
 CONVERT = (
-    "give the --encoding of all files, or convert them, as `iconv -f cp1252 -t UTF-8 OLD > NEW` does "
-    "for Western Europe. Extract the text of binary files"
+    "give the --encoding of all files, or convert them, as `iconv -f cp1252 -t UTF-8 OLD > NEW` "
+    "does for Western Europe. Extract the text of binary files"
 )
 
 
