@@ -1,5 +1,5 @@
-def split_rows(split: str, num_rows: int) -> list[int]:
-    """Return the row at which each split ends."""
+def split_rows(split: str, num_rows: int, what: str = "rows") -> list[int]:
+    """Return the row, or the group, at which each split ends."""
     try:
         train, validation, test = map(float, split.split(","))
         ends = np.cumsum([train, validation, test])
@@ -11,11 +11,7 @@ def split_rows(split: str, num_rows: int) -> list[int]:
             raise ValueError
     except ValueError:
         raise UserError(
-            # @if workload == "tabular"
-            f"'{split}' does not split {num_rows} rows or groups: --split: "
-            # @else
-            f"'{split}' does not split {num_rows} rows: --split: "
-            # @endif
+            f"'{split}' does not split {num_rows} {what}: --split: "
             "use fractions that add up to 1, such as 0.7,0.15,0.15, or numbers of rows"
         ) from None
     return ends.astype(int).tolist()

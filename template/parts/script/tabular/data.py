@@ -70,7 +70,7 @@ def arrange(
             raise UserError("no target or no feature is left: --group: name another column")
         group = np.unique(table.pop(settings.group), return_inverse=True)[1]
     units = np.random.default_rng(0).permutation(group.max() + 1)
-    ends = split_rows(settings.split, len(units))
+    ends = split_rows(settings.split, len(units), "rows or groups")
     if settings.task == "classification":
         units = spread_classes(units, rarest_class(table[target], group))
     turns = units.argsort()
