@@ -296,8 +296,8 @@ def test_a_file_that_is_no_text_is_named_with_a_command(tmp_path):
     for name, (content, says) in refused.items():
         made_up.written(tmp_path, content, name)
         one_error(made_up.prepare(tmp_path, "llm", name), says)
-    made_up.written(tmp_path, "id,text\n" + "1,a\n" * 99, "table.csv")
-    assert "table.csv is one text: if its rows" in made_up.prepare(tmp_path, "llm", "table.csv").err
+    made_up.written(tmp_path, "id,text\n" + "1,a\n" * 99, "shelf.csv")
+    assert "shelf.csv is one text: if its rows" in made_up.prepare(tmp_path, "llm", "shelf.csv").err
 
 
 # ---- blocks ------------------------------------------------------------------------------------
