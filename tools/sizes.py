@@ -28,6 +28,7 @@ TINY = {
         *("--model.width", "16", "--model.depth", "1", "--data.batch_size", "64"),
         *("--optimizer.learning_rate", "0.01", "--schedule.warmup_steps", "10"),
     ),
+    "vision": ("--data.batch_size", "64", "--model.width", "8", "--schedule.warmup_steps", "10"),
     "windows": (
         *("--model.width", "16"),
         *("--optimizer.learning_rate", "0.01", "--schedule.warmup_steps", "10"),

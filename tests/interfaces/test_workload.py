@@ -63,7 +63,7 @@ def read(workload, numbers, split="validation"):
         rows[name] = engine_rows.gather(source, spans)
     if of_split.host is not None:
         rows = of_split.host(rows, indices, 0)
-    return engine_rows.deliver(of_split, rows, indices, CPU)
+    return engine_rows.deliver(of_split, rows, indices, 0, CPU)
 
 
 @torch.no_grad()

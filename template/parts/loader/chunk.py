@@ -64,7 +64,7 @@ class Loader:
             for indices, rows in zip(order, batches, strict=True):
                 if self._host is not None:
                     rows = self._host(rows, indices, epoch)
-                yield deliver(self.samples, rows, indices, self.device)
+                yield deliver(self.samples, rows, indices, epoch, self.device)
 
     def describe(self) -> list[dict[str, str]]:
         why = self._chunks.describe()

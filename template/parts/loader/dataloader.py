@@ -122,7 +122,7 @@ class Loader:
                 if isinstance(result[0], UserError):
                     raise result[0]
                 indices, rows = result
-                yield deliver(self.samples, rows, indices, self.device)
+                yield deliver(self.samples, rows, indices, epoch, self.device)
         except (RuntimeError, OSError, EOFError) as error:
             raise self._explained(error) from error
 

@@ -65,7 +65,7 @@ class Loader:
                 rows[name] = self._read(name, spans)
             if self._host is not None:
                 rows = self._host(rows, indices, epoch)
-            yield deliver(self.samples, rows, indices, self.device)
+            yield deliver(self.samples, rows, indices, epoch, self.device)
 
     def _read(self, name: str, spans: Spans) -> Rows:
         if self._wanted and name in self.store.resident:

@@ -28,7 +28,12 @@ def sum_by_class(logits: Tensor, target: Tensor, present: Tensor) -> dict[str, G
     by_group = {
         "hits": Groups(num_classes, target, present & (prediction == target)),
         "predicted": Groups(num_classes, prediction, present),
-        "scores": sum_by_score(logits, target, present),
+        # A class against all others. A float32 probability near 1 would have too few digits.
+        "scores": sum_by_score(
+            logits.double().softmax(1).logit(),
+            functional.one_hot(target, num_classes),
+            present,
+        ),
     }
     if num_classes <= MATRIX:
         pair = target * num_classes + prediction
@@ -36,15 +41,29 @@ def sum_by_class(logits: Tensor, target: Tensor, present: Tensor) -> dict[str, G
     return by_group
 
 
-def sum_by_score(logits: Tensor, target: Tensor, present: Tensor) -> Groups:
-    """Return a histogram of scores for each class (K · S, 2): of its rows, and of the others."""
-    num_classes = logits.shape[1]
+def sum_by_label(logits: Tensor, target: Tensor, present: Tensor) -> dict[str, Groups]:
+    """Return the same counts where a row has any number of labels: target (B, K) is 0 or 1."""
+    num_labels = logits.shape[1]
+    label = torch.arange(num_labels, device=logits.device).repeat(len(logits))
+    predicted = (logits > 0) & present[:, None]
+    hits = predicted & target.bool()
+    return {
+        "hits": Groups(num_labels, label, hits.flatten()),
+        "predicted": Groups(num_labels, label, predicted.flatten()),
+        "scores": sum_by_score(logits.double(), target.long(), present),
+    }
+
+
+def sum_by_score(score: Tensor, is_class: Tensor, present: Tensor) -> Groups:
+    """Return a histogram of scores for each class (K · S, 2): of its rows, and of the others.
+
+    score: log-odds (B, K). is_class: 0 or 1, (B, K).
+    """
+    num_classes = score.shape[1]
     num_levels = min(LEVELS, ALL_LEVELS // num_classes + 2)
-    # A class against all others. A float32 probability near 1 would have too few digits.
-    score = logits.double().softmax(1).logit().nan_to_num().clamp(-LARGEST, LARGEST)
+    score = score.nan_to_num().clamp(-LARGEST, LARGEST)
     level = ((score / LARGEST + 1) / 2 * (num_levels - 1)).round().long()
     first = torch.arange(num_classes, device=level.device) * num_levels
-    is_class = functional.one_hot(target, num_classes)
     counts = torch.stack([is_class, 1 - is_class], 2) * present[:, None, None]
     return Groups(num_classes * num_levels, (first + level).flatten(), counts.flatten(0, 1))
 
@@ -76,11 +95,16 @@ def by_class(sums: Batch) -> dict[str, Tensor]:
     }
 
 
-def overall(sums: Batch) -> dict[str, float]:
-    """Return means over the classes that have rows; of two classes, the areas of the second."""
+def overall(sums: Batch, are_labels: bool = False) -> dict[str, float]:
+    """Return means over the classes that have rows; of two classes, the areas of the second.
+
+    are_labels: whether a row has any number of classes.
+    """
     columns = by_class(sums)
-    first = 1 if len(sums["hits"]) == 2 else 0
-    means = {"balanced_accuracy": columns["recall"].nanmean()}
+    first = 1 if len(sums["hits"]) == 2 and not are_labels else 0
+    means = {}
+    if not are_labels:
+        means["balanced_accuracy"] = columns["recall"].nanmean()
     for name in ("roc_auc", "pr_auc"):
         means[name] = columns[name][first:].nanmean()
     return {name: float(value) for name, value in means.items()}

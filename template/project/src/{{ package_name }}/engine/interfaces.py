@@ -94,6 +94,13 @@ class Samples:
     from (seed, epoch, index) alone, so that a resumed run sees the same samples.
     """
 
+    augment: Any = None
+    """`augment(batch, epoch)` returns the batch after random changes on the device.
+
+    Define it as a method. Only training calls it. Draw from (seed, epoch, `batch["index"]`) alone,
+    also for rows of padding, so that every loader and a resumed run see the same samples.
+    """
+
     @property
     def orders(self) -> dict[str, Any]:
         """Your own values of `data.order`: for each a subclass of `Order`, or what makes one."""

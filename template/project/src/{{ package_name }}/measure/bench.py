@@ -112,7 +112,7 @@ class Bench:
                 rows[name] = change(name, rows[name])
         if samples.host is not None:
             rows = samples.host(rows, indices, epoch)
-        return deliver(samples, rows, indices, CPU)
+        return deliver(samples, rows, indices, epoch, CPU)
 
     def stored(self, name: str, spans: Spans) -> Rows:
         """Return the stored rows of an array, padded with zeros."""

@@ -94,7 +94,7 @@ class Loader:
             generator=torch.Generator(),  # not the global generator, which dropout uses
         )
         for batch, rows in enumerate(batches):
-            yield deliver(self.samples, rows, indices[batch], self.device)
+            yield deliver(self.samples, rows, indices[batch], epoch, self.device)
 
     def close(self) -> None:
         self._reader.maps.clear()

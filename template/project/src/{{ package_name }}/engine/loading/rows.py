@@ -82,7 +82,11 @@ def _like_rows(mask: Tensor, rows: Tensor) -> Tensor:
 
 
 def deliver(
-    samples: Samples, rows: dict[str, Rows], indices: np.ndarray, device: torch.device
+    samples: Samples,
+    rows: dict[str, Rows],
+    indices: np.ndarray,
+    epoch: int,
+    device: torch.device,
 ) -> Batch:
     """Return the batch on the device. A copy from pinned memory does not wait for the GPU."""
 
@@ -95,4 +99,6 @@ def deliver(
     batch = dict(samples.batch(moved))
     batch["index"] = move(torch.from_numpy(indices))
     batch["present"] = batch["index"] >= 0
+    if samples.training and samples.augment is not None:
+        return dict(samples.augment(batch, epoch))
     return batch
