@@ -22,7 +22,7 @@ from .settings import Settings
 TOP = 5  # of the classes, for the metric `accuracy_top5`
 
 
-class Group(nn.Module):
+class ConvGroup(nn.Module):
     """Two convolutions. The first halves the sides: (B, C, H, W) to (B, D, H / 2, W / 2)."""
 
     def __init__(self, inputs: int, outputs: int):
@@ -55,7 +55,7 @@ class Network(nn.Module):
         self.stem = nn.Conv2d(channels, widths[0], 2)
         self.stem.weight.requires_grad_(False)
         self.stem.weight.copy_(whitening(facts))
-        self.groups = nn.Sequential(*map(Group, widths, widths[1:]))
+        self.groups = nn.Sequential(*map(ConvGroup, widths, widths[1:]))
         self.head = nn.Linear(widths[-1], len(facts["classes"]))
 
     def forward(self, x: Tensor) -> Tensor:

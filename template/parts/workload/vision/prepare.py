@@ -42,10 +42,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def main(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     """Read all images once, in blocks, and write them split by split."""
     from ..engine.loading.store import StoreWriter
-    from ..prepare.images import common_shape, describe, open_source, split_images, write
+    from ..prepare.images import common_shape, describe, open_images, split_images, write
     from ..settings import WORKLOAD
 
-    source = open_source(Path(arguments.input), vars(arguments))
+    source = open_images(Path(arguments.input), vars(arguments))
     splits = split_images(source, partial(split_sizes, arguments.split), arguments.seed)
     shape = common_shape(source, arguments.size)
     facts = describe(source, splits["train"], shape, arguments.resize)

@@ -57,7 +57,7 @@ class Source:
 # --- what is read
 
 
-def open_source(path: Path, flags: dict[str, Any]) -> Source:
+def open_images(path: Path, flags: dict[str, Any]) -> Source:
     """Return the images of a folder, a table, an .npz file, or a folder of IDX files."""
     check_input(path)
     if path.suffix in (".csv", ".parquet"):
