@@ -101,7 +101,7 @@ def test_reserved_names_hold_every_module_of_python_and_every_dependency():
     for module, owners in importlib.metadata.packages_distributions().items():
         is_public = module[0] != "_" and "/" not in module
         if is_public and declared & {owner.lower() for owner in owners}:
-            modules.add(module)
+            modules.add(module.lower())
     assert {"torch", "yaml", "lightning"} <= modules
     known = {*reserved["dependencies"], *reserved["standard_library"]}  # torchao has a `test`
     assert modules - {"pylab", "mpl_toolkits"} <= known

@@ -149,7 +149,7 @@ def read_idx(path: Path) -> np.ndarray:
 # --- one image
 
 
-def opened(item: Path | bytes) -> BinaryIO:
+def file_of(item: Path | bytes) -> BinaryIO:
     """Return a file with the content of an image."""
     return io.BytesIO(item) if isinstance(item, bytes) else open(item, "rb")
 
@@ -163,7 +163,7 @@ def decode(item: Any, shape: Sequence[int], resize: str = "crop") -> np.ndarray:
     if isinstance(item, np.ndarray):
         image = Image.fromarray(item)
     else:
-        image = Image.open(opened(item))
+        image = Image.open(file_of(item))
         image.draft(None, (2 * width, 2 * height))  # a large JPEG is decoded at a part of its size
     image = ImageOps.exif_transpose(image)
     if image.mode == "F":
@@ -191,7 +191,7 @@ def common_shape(source: Source, size: int) -> list[int]:
     """
     channels = 1
     for item in source.items[:32]:
-        image = Image.fromarray(item) if isinstance(item, np.ndarray) else Image.open(opened(item))
+        image = Image.fromarray(item) if isinstance(item, np.ndarray) else Image.open(file_of(item))
         size = size or min(*image.size, 224)
         if image.mode not in GREY:
             channels = 3
@@ -312,7 +312,7 @@ def _append(
     encoded: bool,
 ) -> None:
     if encoded:
-        contents = [opened(source.items[number]).read() for number in numbers]
+        contents = [file_of(source.items[number]).read() for number in numbers]
         writer.append("bytes", np.frombuffer(b"".join(contents), np.uint8))
         end = writer.appended("offset")[-1]
         writer.append("offset", end + np.cumsum([len(content) for content in contents]))
