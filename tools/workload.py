@@ -1,14 +1,18 @@
 """Shortcuts for the tests of one workload: its project, its modules, settings, stores and
 batches."""
 
+import argparse
+import dataclasses
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow.csv
+import pyarrow.parquet
 import torch
 from importing import imported
 from made_up import project_of
@@ -65,6 +69,16 @@ class Workload:
             return {name: np.array(cells) for name, cells in columns.items()}
         with np.load(path) as file:
             return dict(file)
+
+    def predicted_in_python(self, project: Any, table: Any, *flags: str) -> dict[str, Any]:
+        """The same for a table in memory, as the page about notebooks does it."""
+        predict = self.module("commands.predict")
+        parser = argparse.ArgumentParser()
+        predict.arguments(parser)
+        with tempfile.TemporaryDirectory() as folder:
+            pyarrow.parquet.write_table(pyarrow.table(table), f"{folder}/new.parquet")
+            arguments = parser.parse_args(["--input", f"{folder}/new.parquet", *flags])
+            return predict.predicted(arguments, dataclasses.replace(project))
 
     def store(self, folder: Path) -> Any:
         return self.module("engine.loading.store").Store.open(folder)

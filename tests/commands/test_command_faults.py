@@ -130,9 +130,6 @@ def test_a_report_has_the_lines_of_hooks_and_commands(stopped, tmp_path):
     shutil.copytree(stopped / "runs", tmp_path / "runs")
     check_run(project, "report", cwd=tmp_path)
     assert "\nhooks of a\n\ncommands of a\n" in report_of(tmp_path)
-    refused = run(project, "mine", cwd=tmp_path)
-    fault = "error: no function 'main': commands/mine.py: write main(arguments, load)"
-    assert one_error(refused) == fault
 
 
 # ---- settings that were left as they are, or left out of a line

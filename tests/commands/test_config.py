@@ -136,7 +136,7 @@ def phases_of(text, *flags, **arguments):
     group = imported(FINETUNED, "engine.compute.distributed").Distributed()
     phases = imported(FINETUNED, "hooks.phases").Phases
     given = types.SimpleNamespace(**{"phase": None, "minutes": None} | arguments)
-    return phases(load(), lambda layers: load(between=layers), group, given)
+    return phases(load(), False, group, given)
 
 
 def test_phases_stand_between_file_and_environment():

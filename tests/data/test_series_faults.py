@@ -177,12 +177,15 @@ ZONES = {
 }
 
 
+LOCAL = "timeseries+timezones"
+
+
 def test_local_times_of_a_zone_are_those_in_utc(tmp_path):
     """An hour that clocks repeat is told apart by its order, also at the border of two files."""
     for zone, (day, middle) in ZONES.items():
         quarters = np.datetime64(day, "s") + QUARTER * np.arange(400)
-        prepared(tmp_path, "timeseries", series(quarters))
-        expected = contents(tmp_path, "timeseries")
+        prepared(tmp_path, LOCAL, series(quarters))
+        expected = contents(tmp_path, LOCAL)
         there = local(quarters, zone)
         cells = [str(time) for time in there.to_pylist()]
         a = values(400)[:, 0].tolist()
@@ -191,10 +194,10 @@ def test_local_times_of_a_zone_are_those_in_utc(tmp_path):
         table = pa.table({"date": there, "a": a})
         pyarrow.parquet.write_table(table, tmp_path / "local.parquet")
         for path in (written(tmp_path, series(cells)), "parts", "local.parquet"):
-            out = prepare(tmp_path, "timeseries", path, f"--timezone {zone}")
+            out = prepare(tmp_path, LOCAL, path, f"--timezone {zone}")
             assert out.code == 0, (zone, path, out.err)
-            assert contents(tmp_path, "timeseries") == expected
-            assert store(tmp_path, "timeseries").source["timezone"] == zone
+            assert contents(tmp_path, LOCAL) == expected
+            assert store(tmp_path, LOCAL).source["timezone"] == zone
 
 
 # times, flags, the error
@@ -220,9 +223,13 @@ NO_LOCAL_TIMES: dict[str, tuple[list[str], str, str]] = {
 
 
 def test_local_times_that_nobody_has_are_one_line(tmp_path):
+    """Without the extra, all of them are."""
     for times, flags, says in NO_LOCAL_TIMES.values():
         path = written(tmp_path, series(times))
-        one_error(prepare(tmp_path, "timeseries", path, flags), says)
+        one_error(prepare(tmp_path, LOCAL, path, flags), says)
+        needs = f"local times need the extra `timezones`: {flags}: add it: `make add EXTRA=timezones`"
+        for workload in ("timeseries", "forecast"):
+            one_error(prepare(tmp_path, workload, path, flags), needs)
 
 
 def test_files_with_and_without_a_zone_are_not_mixed(tmp_path):

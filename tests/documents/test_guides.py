@@ -231,11 +231,16 @@ def test_a_notebook_loads_a_run_predicts_and_plots(series):
     predict, *_ = documented(document("notebook"))
     check_run(project, "predict", "--output", "split.npz", cwd=series)
     check_run(project, *predict, cwd=series)
-    first, _, second = quoted("notebook")  # the one between needs pandas
+    first, new, second = quoted("notebook")
     same = "\nimport numpy\nsplit = numpy.load('split.npz')\n"
     same += "print((rows['prediction'] == split['prediction']).all(), len(plt.gca().lines))"
     assert printed(first + same, series, project) == "True 2\n"
     assert re.fullmatch(r"\(\d+, 24, 1\)\n", printed(second, series))
+    table = pyarrow.csv.read_csv(series / "new.csv")
+    pyarrow.parquet.write_table(table, series / "new.parquet")
+    equal = "\nimport numpy\nfile = numpy.load('forecast.npz')\n"
+    equal += "print(all((arrays[name] == file[name]).all() for name in file))"
+    assert printed(new + equal, series, project).endswith("True\n")
 
 
 def test_a_run_stops_early_and_a_resume_with_more_patience_continues_it(tmp_path):

@@ -303,7 +303,7 @@ def test_another_metric_decides_from_a_resume_on(place):
 def test_a_run_that_becomes_longer_equals_one_that_was_so_from_the_start(
     first, then, kept, place, tmp_path
 ):
-    """After a decay, it goes back to the checkpoint before it, and keeps what it was."""
+    """After a decay, it goes back to the checkpoint before it, and keeps its end under another name."""
     whole = tmp_path / "whole"
     (whole / "data").parent.mkdir()
     (whole / "data").symlink_to(place / "data")
@@ -318,17 +318,14 @@ def test_a_run_that_becomes_longer_equals_one_that_was_so_from_the_start(
     assert "of 60" in result.out
     assert_same(place, whole)
     assert losses(place)[:32] == shorter[0][:32]
-    decayed = newest_run(place) / "decayed-40"
-    assert decayed.is_dir() == (first == "wsd")
+    ends = sorted(newest_run(place).glob("checkpoints/*.decayed"))
+    assert len(ends) == 2 * (first == "wsd")
     if first == "wsd":
-        assert "note: from step 32 on, the run repeats its decay; runs/" in result.err
-        name = f"{decayed.parent.name}/{decayed.name}"
-        check_run(render(workload="tabular"), "evaluate", name, cwd=place)
-        assert json.loads((decayed / "evaluation.json").read_text())["step"] == 40
-        moved = tmp_path / "moved"
-        (moved / "runs").mkdir(parents=True)
-        decayed.rename(moved / "runs/decayed")
-        assert (losses(moved), evaluations(moved), weights(moved)) == shorter
+        assert "note: the run repeats its decay from step 32 on; *.decayed was its end" in result.err
+        for path in checkpoints(place):
+            path.unlink()
+        ends[-1].rename(ends[-1].with_suffix(".pt"))
+        assert weights(place) == shorter[2]
 
 
 def test_a_run_keeps_its_length_where_its_learning_rates_would_be_others(place):

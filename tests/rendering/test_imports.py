@@ -74,13 +74,10 @@ def template_sources():
 
 
 def floor(module):
-    """The engine, the owner's files with what prepares data, what builds and trains, commands.
-
-    notebook.py calls a command from Python.
-    """
+    """The engine, the owner's files with what prepares data, what builds and trains, commands."""
     top = module.partition(".")[0]
     above = dict.fromkeys(("assemble", "trained", "train", "hooks", "measure"), 2)
-    return {"engine": 0, "commands": 3, "notebook": 4, **above}.get(top, 1)
+    return {"engine": 0, "commands": 3, **above}.get(top, 1)
 
 
 def test_imports_of_the_template_lead_down_and_in_no_circle():

@@ -574,7 +574,7 @@ def test_the_calendar_is_that_of_local_clocks(tmp_path):
     rows = [{"date": time, "sales": row} for row, time in enumerate(utc)]
     flags = f"{FLAGS} --calendar hour --split 120,60,60 --timezone Europe/Berlin"
     table = text([{**row, "date": row["date"].astimezone(ZONE)} for row in rows])
-    prepared(tmp_path, "forecast", table, flags)
+    prepared(tmp_path, "forecast+timezones", table, flags)
     (batch,) = PANEL.batches(store(tmp_path), "test", "--data.batch_size", "256")
     clocks = [time.astimezone(ZONE).hour for time in utc]
     first = 180

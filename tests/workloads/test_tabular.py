@@ -460,8 +460,7 @@ def test_python_predicts_a_table_as_the_command_does_from_any_folder(tmp_path, m
         split = trained.collected(project, project.loader("test"))["prediction"]
         assert not capsys.readouterr().err
     new_rows = read_csv(tmp_path / "new.csv").drop(["price"]).to_pydict()
-    predict = module("notebook").predict
-    new = predict(project, new_rows)
+    new = TABLES.predicted_in_python(project, new_rows)
     np.testing.assert_array_equal(new["prediction"], np.float32(command["prediction"]))
     np.testing.assert_array_equal(new["prediction"][-30:], split)
     assert len(trained.collected(project, project.loader("test"))["index"]) == 30
@@ -469,7 +468,7 @@ def test_python_predicts_a_table_as_the_command_does_from_any_folder(tmp_path, m
     (tmp_path / "data").rename(tmp_path / "away")
     project = trained.load_run(run.rename(elsewhere / "copy"))
     assert "note: no prepared data: data: " in capsys.readouterr().err
-    moved = predict(project, new_rows, "--missing", "x")
+    moved = TABLES.predicted_in_python(project, new_rows, "--missing", "x")
     np.testing.assert_array_equal(moved["prediction"], new["prediction"])
     with pytest.raises(Exception, match=r"the rows of '\w+' are not here"):
         trained.collected(project, project.loader("test"))

@@ -8,7 +8,8 @@ import numpy as np
 import pyarrow.csv
 import pyarrow.parquet
 import pytest
-from made_up import files_of, lines, prepare, prepared, values, written
+from importing import imported
+from made_up import files_of, lines, prepare, prepared, project_of, values, written
 from made_up import store as opened_store
 from pyarrow import csv
 from running import losses, one_error
@@ -131,7 +132,7 @@ def test_predicts_a_split_and_what_comes_after_new_data(tmp_path, monkeypatch):
     monkeypatch.setenv("TRAINING_ROOT", str(tmp_path))
     trained = SERIES.module("trained")
     table = csv.read_csv(tmp_path / "new.csv").to_pydict()
-    in_python = SERIES.module("notebook").predict(trained.load_run(), table)
+    in_python = SERIES.predicted_in_python(trained.load_run(), table)
     assert in_python.keys() == new.keys()
     for name, array in in_python.items():
         np.testing.assert_array_equal(array, new[name])
@@ -179,9 +180,10 @@ DATED: dict[str, tuple[str, int, dict, list[str]]] = {
 
 def test_forecasts_after_the_data_have_the_times_of_their_kind(tmp_path):
     predict = SERIES.module("commands.predict")
+    times_after = imported(project_of("timeseries+timezones"), "prepare.zones").times_after
     for last, step, source, expected in DATED.values():
         end = np.datetime64(last, "s").astype(int)
-        later = predict.times_after(np.array([end]), step * np.arange(1, 4), source.get("timezone"))
+        later = times_after(np.array([end]), step * np.arange(1, 4), source.get("timezone"))
         ahead = np.stack([end - step * np.arange(3)[::-1], later])
         windows = {"prediction": np.zeros((2, 3, 1)), "columns": np.array(["a"]), "ahead": ahead}
         table = predict.as_table(windows, source)

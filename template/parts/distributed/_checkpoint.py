@@ -142,8 +142,8 @@ class Checkpoint:
 
         Newer ones, which are damaged, get another name: they no longer count as the newest. So only
         the process that has locked the run may call this. If the run has become longer since its
-        learning rate decayed, it goes back to the stable one. Raises `UserError` if one of
-        `must_match` differs, or if all checkpoints are damaged.
+        learning rate decayed, it goes back to the stable one, and newer ones get another name, too.
+        Raises `UserError` if one of `must_match` differs, or if all checkpoints are damaged.
         """
         try:
             newest = self.find("last")
@@ -158,14 +158,14 @@ class Checkpoint:
             remedy = f"restore its settings, or go back to {version_of(self.folder.parent)}"
             raise UserError(what, str(saved["path"]), remedy)
         if self.distributed.is_main:
-            newer = [path for path in self.candidates("last") if path.name > saved["path"].name]
+            ending = ".damaged"
             if saved is not newest:
-                self.keep_as_run(newest["step"], saved["step"])
-            for path in newer:
-                if saved is newest:
-                    path.rename(path.with_suffix(".damaged"))
-                else:
-                    self.remove(path)
+                ending = ".decayed"
+                step = saved["step"]
+                note(f"the run repeats its decay from step {step} on; *{ending} was its end")
+            for path in self.candidates("last"):
+                if path.name > saved["path"].name:
+                    path.rename(path.with_suffix(ending))
         self.restore(saved, self.parts)
         return True
 
@@ -183,15 +183,6 @@ class Checkpoint:
                 if saved_value != value:
                     return f"{name} was {saved_value} in the checkpoint and is {value} now"
         return ""
-
-    def keep_as_run(self, decayed: int, stable: int) -> None:
-        """Copy the run into its own folder as it is, before it goes back to the step `stable`."""
-        run = self.folder.parent
-        copy = run / f"decayed-{decayed}"
-        # Without the lock: the system releases it when a copy is closed.
-        ignored = shutil.ignore_patterns("decayed-*", ".*")
-        shutil.copytree(run, copy, ignore=ignored, dirs_exist_ok=True)
-        note(f"from step {stable} on, the run repeats its decay; {copy} is the run as it was")
 
     def find(self, which: str) -> State:
         """Return the `last` intact checkpoint, the `best`, the `stable` or the one of that name.

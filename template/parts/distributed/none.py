@@ -27,10 +27,6 @@ class Distributed:
         """Make the folder of a new run."""
         return make()
 
-    def restarted(self, name: str | None = None) -> Path | None:
-        """Return the run that this job had before a restart: there is none."""
-        return None
-
     def wrap(self, model: torch.nn.Module, dtype: torch.dtype | None = None) -> torch.nn.Module:
         """Return the model that the step calls; `dtype` is the dtype of its matrix products."""
         return model

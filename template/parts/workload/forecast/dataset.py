@@ -7,7 +7,7 @@ arrays, for `S` series:
 * `pieces` (P, 7): where windows may lie; see `prepare/pieces.py`
 * `series` (S, 2): the number of each series here, and in training (S if training has no rows of it)
 * `scale` (S, 2, C): mean and deviation of the training rows; `season` (S, 3, G): scales for MASE
-* `static` (S, K), if there are such columns; `clock` (N,): local times, if there is `--timezone`
+* `static` (S, K), if there are such columns; `clock` (N,): local times, with `--timezone`
 
 Shapes: `B` windows, `T` rows of history, `H` rows to forecast, `C` columns, `G` targets.
 """

@@ -36,8 +36,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     new = "series to forecast after their last targets; the last rows may have the known columns"
     add_input(parser, new, required=False)
-    zone = "time zone of times without an offset (default: as in `prepare`)"
-    parser.add_argument("--timezone", metavar="ZONE", help=zone)
 
 
 def main(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:

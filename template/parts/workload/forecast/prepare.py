@@ -87,11 +87,6 @@ def add_columns(parser: argparse.ArgumentParser) -> None:
         "the first column that names no series)",
     )
     add(
-        "--timezone",
-        metavar="ZONE",
-        help="time zone of times without an offset, such as Europe/Berlin (default: as for UTC)",
-    )
-    add(
         "--known",
         metavar="COLUMNS",
         help=f"{COLUMNS}whose future is known when a forecast is made, such as a promotion; texts "

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..engine.files import replacing
 from ..prepare.splits import add_input
 from ..trained import add_flags, collected, open_run, output_path, prediction_loader
-
-if TYPE_CHECKING:
-    import numpy as np
-
-DAY = 86_400  # seconds
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,8 +17,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add_flags(parser, output=output)
     new = "new series, whose last window forecasts the rows after it"
     add_input(parser, new, required=False)
-    zone = "time zone of times without an offset (default: as in `prepare`)"
-    parser.add_argument("--timezone", metavar="ZONE", help=zone)
 
 
 def main(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
@@ -62,20 +55,17 @@ def predicted(arguments: argparse.Namespace, project: Any) -> dict[str, Any]:
     facts = project.store.facts
     steps = np.arange(facts["horizon"])
     seconds = facts["frames"][0]["step"] * (1 + steps)
+    # @if "timezones" in extras
+    from ..prepare.zones import times_after
+
     later = times_after(times[-1:], seconds, project.store.source.get("timezone"))
+    # @else
+    later = times[-1] + seconds
+    # @endif
     windows["time"] = times[rows - 1]
     windows["ahead"] = np.append(times, later)[rows[:, None] + steps]
     windows["columns"] = np.array(facts["columns"])[facts["targets"]]
     return windows
-
-
-def times_after(last: np.ndarray, ahead: np.ndarray, zone: str | None) -> np.ndarray:
-    """Return the times that are `ahead` seconds after the time `last`. Days follow local clocks."""
-    from ..prepare.clocks import from_local, to_local
-
-    if not zone or (ahead % DAY).any():
-        return last + ahead
-    return from_local(to_local(last, zone) + ahead, zone, "latest")
 
 
 def as_table(windows: dict[str, Any], source: dict[str, Any]) -> Any:

@@ -45,11 +45,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="column with the time of a row, or `none` to count rows (default: the first column)",
     )
     add(
-        "--timezone",
-        metavar="ZONE",
-        help="time zone of times without an offset, such as Europe/Berlin (default: as for UTC)",
-    )
-    add(
         "--targets",
         metavar="COLUMNS",
         help="columns to forecast, separated by commas (default: all)",

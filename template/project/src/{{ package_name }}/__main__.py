@@ -17,7 +17,6 @@ import json
 import os
 import re
 import sys
-from collections.abc import Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -29,7 +28,7 @@ from .engine.files import exists
 from .engine.plugins import names
 from .engine.runs import check_processes, prepare_process, project_root, typed_path
 from .engine.settings import catalogue
-from .engine.sources import ENVIRONMENT, Layer, suggestion
+from .engine.sources import ENVIRONMENT, suggestion
 from .engine.training.explanations import explain
 from .settings import Settings
 
@@ -79,8 +78,6 @@ def dispatch(words: list[str]) -> int:
     check_processes(name)
     prepare_process()
     command = import_module(f".commands.{name}", __package__)
-    if "main" not in vars(command):
-        raise UserError("no function 'main'", f"commands/{name}.py", "write main(arguments, load)")
     parser = make_parser(name, command)
     try:
         arguments, unknown = parser.parse_known_args(map(with_underscores, words[1:]))
@@ -110,15 +107,9 @@ def check_command(name: str) -> None:
 
 
 def load_settings(
-    arguments: argparse.Namespace,
-    errors: list[UserError],
-    base: Path | None = None,
-    between: Sequence[Layer] = (),
+    arguments: argparse.Namespace, errors: list[UserError], base: Path | None = None
 ) -> Settings:
-    """Load the settings from `base`, the file of a run, or without it from the configuration.
-
-    between: see `Settings.load`.
-    """
+    """Load the settings from `base`, the file of a run, or without it from the configuration."""
     config = arguments.config
     if base is not None and config is not None:
         where = f"--config {config}"
@@ -130,7 +121,6 @@ def load_settings(
         arguments.profile,
         [(key, text) for key, text in vars(arguments).items() if key in SETTINGS],
         os.environ,
-        between=between,
         resolved=base is not None,
         errors=errors,
     )

@@ -45,14 +45,7 @@ DIGITS = {"false": "0", "off": "0", "no": "0", "true": "1", "on": "1", "yes": "1
 # What other programs call a setting, if its name here is not similar.
 ELSEWHERE = {
     "lr": "optimizer.learning_rate",
-    "optim": "optimizer.name",
     "use_amp": "training.precision",
-    "bf16": "training.precision",
-    "fp16": "training.precision",
-    "max_iters": "training.max_steps",
-    "eval_steps": "evaluation.every_steps",
-    "save_steps": "checkpoint.every_steps",
-    "logging_steps": "monitor.every_steps",
     "log_gpu_stats_every_n_batches": "monitor.every_steps",
 }
 

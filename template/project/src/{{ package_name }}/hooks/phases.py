@@ -15,16 +15,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..engine.errors import UserError
+from ..engine.errors import UserError, UserErrors
 from ..engine.files import read_json, write_text
 from ..engine.runs import CONFIG, check_links, is_run
 
 if TYPE_CHECKING:
     from ..engine.compute.distributed import Distributed
-    from ..engine.sources import Layer
     from ..engine.training.checkpoint import Checkpoint
     from ..engine.training.run import Run
-    from ..settings import Settings
 
 SAME = ("model.", "finetune.init_from", "finetune.phases")  # in all phases, dropout excepted
 
@@ -35,13 +33,13 @@ class Phases:
     def __init__(
         self,
         settings: Any,
-        load: Callable[[list[Layer]], Settings],
+        resumed: bool,
         distributed: Distributed,
         arguments: argparse.Namespace,
     ):
         """Raises `UserError` for settings that a phase cannot have, and for flags without sense.
 
-        load: returns the settings with those of other sources, which are weaker than flags.
+        resumed: whether a run has these phases; some of their settings may be gone by now.
         """
         self.distributed = distributed
         self.only = arguments.phase  # train this phase alone (from 1)
@@ -50,7 +48,7 @@ class Phases:
         where = settings.origins["finetune.phases"]
         for number, tree in enumerate(settings.finetune.phases, start=1):
             origin = f"{where} phase {number}"
-            phase = load([(origin, tree)])
+            phase = with_phase(settings, origin, tree, resumed)
             changed = [key for key, source in phase.origins.items() if source == origin]
             for key in changed:
                 if key.startswith(SAME) and key != "model.dropout":
@@ -150,6 +148,17 @@ class Phases:
         if not is_run(folder) and {"checkpoints", "env.json"} & {*os.listdir(folder)}:
             what = f"the phase has no {CONFIG}, so it would start again"
             raise UserError(what, str(folder), "restore the file, or move the phase away")
+
+def with_phase(settings: Any, origin: str, tree: dict[str, Any], resumed: bool) -> Any:
+    """Return the settings with those of a phase, unless the environment or a flag has set them."""
+    errors: list[UserError] = []
+    phase = settings.merged([(origin, tree)], errors, skip_unknown=resumed)
+    if errors:
+        raise UserErrors(errors)
+    for key, source in settings.origins.items():
+        if source.startswith(("$", "--")):
+            phase = phase.replaced({key: settings.value(key)}, source)
+    return phase
 
 
 def remove_without_phases(folder: Path) -> None:

@@ -62,23 +62,6 @@ class Completing:
         self.find_breaks(times, end - first)
         self.write(times, values, end - first)
 
-    def local(self, times: np.ndarray) -> np.ndarray:
-        """Return the times of the clocks that the grid follows."""
-        if not self.grid.zone:
-            return times
-        from .clocks import to_local
-
-        return to_local(times, self.grid.zone)
-
-    def after(self, times: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """Return the times of rows which come so many `rows` after rows of these times."""
-        later = self.grid.after(self.local(times), rows)
-        if not self.grid.zone:
-            return later
-        from .clocks import from_local
-
-        return from_local(later, self.grid.zone, "latest")
-
     def where(self, name: str, time: int, column: str = "") -> str:
         """Return the place of a cell, for an error."""
         parts = [str(self.path)]
@@ -117,13 +100,13 @@ class Completing:
 
     def on_grid(self, times: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Add rows, with empty cells, where the grid has times and the series has none."""
-        absent = self.grid.absent(self.local(times))
+        absent = self.grid.absent(times)
         rows = np.arange(len(times)) + np.append(0, np.cumsum(absent))
         all_rows = np.arange(rows[-1] + 1)
         all_values = np.full((len(all_rows), values.shape[1]), np.nan, values.dtype)
         all_values[rows] = values
         before = np.searchsorted(rows, all_rows, side="right") - 1  # the row of the table
-        all_times = self.after(times[before], all_rows - rows[before])
+        all_times = self.grid.after(times[before], all_rows - rows[before])
         all_times[rows] = times
         return all_times, all_values
 
@@ -165,7 +148,7 @@ class Completing:
 
     def find_breaks(self, times: np.ndarray, end: int) -> None:
         """Count absent rows, and note where a gap before the end of targets is too long."""
-        absent = self.grid.absent(self.local(times))
+        absent = self.grid.absent(times)
         self.num_absent += int(absent.sum())
         if self.max_gap is not None:
             is_long = (absent + 1) * self.grid.step > self.max_gap
@@ -180,7 +163,7 @@ class Completing:
         num_new = end + self.horizon - len(times)
         has_ended = bool(self.known) and len(times) == end
         if end and num_new and not has_ended:
-            later = self.after(times[-1:], 1 + np.arange(num_new))
+            later = self.grid.after(times[-1:], 1 + np.arange(num_new))
             times = np.append(times, later)
             empty = np.full((num_new, values.shape[1]), np.nan, values.dtype)
             values = np.concatenate([values, empty])

@@ -81,7 +81,6 @@ def read_series(
     time = source.flags.get("time_column")
     fill = source.flags.get("fill")
     last_time = -1 if time == "none" else BEFORE_ALL
-    repeated: dict[int, int] = {}
     columns: dict[str, Column] = {}
     for block in source.blocks():
         time = time or default_time(block)
@@ -93,7 +92,7 @@ def read_series(
             for name in names:
                 column = columns.setdefault(name, Column())
                 values.append(read_cells(block, name, fill, column))
-            times = read_times(block, time, last_time, repeated)
+            times = read_times(block, time, last_time)
         except UserError:
             check_one_series(block, time)
             raise
@@ -148,17 +147,17 @@ def read_cells(block: RowBlock, name: str, fill: str | None, column: Column) -> 
     return cells
 
 
-def read_times(block: RowBlock, name: str, last: int, repeated: dict[int, int]) -> np.ndarray:
+def read_times(block: RowBlock, name: str, last: int) -> np.ndarray:
     """Return times (rows,) int64, or the numbers of the rows if `name` is `none`.
 
-    last: the time of the row before; `repeated`: see `utc_times`. Raises `UserError` for a row that
-    is not later than the one before.
+    last: the time of the row before. Raises `UserError` for a row that is not later than the one
+    before.
     """
     from .clocks import utc_times  # it imports pyarrow
 
     if name == "none":
         return last + 1 + np.arange(block.num_rows)
-    times = utc_times(block, name, NO_TIME, np.zeros(block.num_rows), repeated)
+    times = utc_times(block, name, NO_TIME)
     steps = np.diff(times, prepend=last)
     if steps.min() <= 0:
         row = int((steps <= 0).argmax())
