@@ -198,14 +198,13 @@ def write_new(path: Path, flags: dict[str, Any], trained: Store, folder: Path) -
     from .prepare.pieces import borders_by_end
     from .prepare.reading import read_panel
     from .prepare.scales import measure
-    from .prepare.storing import write_rows, write_series
+    from .prepare.storing import write_series
     from .prepare.tables import Source
 
     facts = trained.facts
     source = Source(path, flags, trained.source)
     with StoreWriter(folder, WORKLOAD) as writer:
         panel = read_panel(writer, source, facts["horizon"], facts)
-        panel = write_rows(writer, panel, facts["roles"]["texts"])
         borders = borders_by_end(panel, [0, 0])  # all rows are history
         scales, _ = measure(panel, borders)
         of_training = dict(zip(facts["series"], facts["scales"], strict=True))

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from .engine.errors import UserError
 from .engine.interfaces import Groups
+from .prepare.panel import MOST_TEXTS
 
 TINY = 1e-6
 BINS = 4096  # of a histogram of widths, from 2⁻⁸ to 2⁸
@@ -40,13 +41,23 @@ class Columns(nn.Module):
     """Turns the codes of texts into columns of zeros and ones, and keeps all other columns."""
 
     numbers: Tensor  # places of the columns of numbers
+    ranks: Tensor  # (C, codes): the place of a text's column, 0 for a text that is not in training
 
     def __init__(self, names: list[str], texts: dict[str, dict[str, int]]):
-        """texts: the codes, from 1, of each column of texts."""
+        """texts: the codes, from 1, of the texts in training, by column."""
         super().__init__()
-        self.texts = {place: len(texts[name]) for place, name in enumerate(names) if name in texts}
-        numbers = [place for place in range(len(names)) if place not in self.texts]
+        self.texts: dict[int, int] = {}  # how many there are, by place
+        numbers = []
+        ranks = torch.zeros(len(names), MOST_TEXTS + 1, dtype=torch.int64)
+        for place, name in enumerate(names):
+            if name in texts:
+                codes = [*texts[name].values()]
+                ranks[place, codes] = 1 + torch.arange(len(codes))
+                self.texts[place] = len(codes)
+            else:
+                numbers.append(place)
         self.register_buffer("numbers", torch.tensor(numbers, dtype=torch.int64), persistent=False)
+        self.register_buffer("ranks", ranks, persistent=False)
         self.width = len(numbers) + sum(size + 1 for size in self.texts.values())
 
     def forward(self, scaled: Tensor, values: Tensor) -> Tensor:
@@ -55,7 +66,7 @@ class Columns(nn.Module):
             return scaled
         parts = [scaled[..., self.numbers]]
         for place, size in self.texts.items():
-            codes = values[..., place].long()
+            codes = self.ranks[place, values[..., place].long()]
             if self.training:
                 codes = forget(codes, 0)
             is_text = functional.one_hot(codes, size + 1)

@@ -9,6 +9,7 @@ import numpy as np
 from .grid import Grid
 
 CHUNK = 1 << 20  # rows that are moved at once
+MOST_TEXTS = 1000  # different ones in a column
 
 
 @dataclass(frozen=True)

@@ -14,14 +14,13 @@ import pyarrow.compute as pc
 
 from ..engine.errors import UserError
 from .clocks import default_time
-from .panel import Roles
+from .panel import MOST_TEXTS, Roles
 from .tables import STRING, place_of
 
 if TYPE_CHECKING:
     from .tables import RowBlock, Source
 
 CALENDAR = ("hour", "weekday", "day", "month", "yearday")
-MOST_TEXTS = 1000  # categories of a column
 NAME_IT = "give each row the name of its series; if NA is a name, add --keep-na"
 FIX = "fix it, or see --series for names, --known and --static for texts, --drop and --missing"
 
@@ -92,42 +91,46 @@ def series_names(block: RowBlock, columns: list[str]) -> pa.Array:
 
 
 def find_texts(source: Source, names: list[str]) -> dict[str, dict[str, int]]:
-    """Return which of the columns have texts, which are categories, with no codes so far.
+    """Return which of the columns have texts, which are categories: the code, from 1, of each text.
 
     All rows are read, for a column may be empty in the first ones, such as of holidays, or have
     numbers there, such as 0 and later `a`.
     """
-    empty = set(names)
+    seen: dict[str, set[str]] = {name: set() for name in names}
+    numbers = set()  # columns that have one
     texts: dict[str, dict[str, int]] = {}
     for block in source.blocks() if names else ():
-        for name in [name for name in names if name not in texts]:
+        for name in names:
+            if len(seen[name]) <= MOST_TEXTS:
+                seen[name].update(cells_of(block, name).unique().to_pylist())
             values = block.parse(name)
             is_text = np.isinf(values)
-            if is_text.any():
+            if np.isfinite(values).any():
+                numbers.add(name)
+            if is_text.any() and name not in texts:
+                texts[name] = {}
                 text = block.column(name)[int(is_text.argmax())]
                 print(f"note: column '{name}' is read as categories, such as '{text}'")
-                texts[name] = {}
-            if not np.isnan(values).all():
-                empty.discard(name)
-    return texts | {name: {} for name in empty}
+    for name in names:
+        if name in texts or name not in numbers:
+            texts[name] = {text: code for code, text in enumerate(sorted(seen[name]), start=1)}
+            if len(texts[name]) > MOST_TEXTS:
+                what = f"more than {MOST_TEXTS:,} different texts"
+                where = f"{source.path}, column '{name}'"
+                raise UserError(what, where, f"are they numbers? If not, --drop {name}")
+    return texts
 
 
-def read_column(block: RowBlock, name: str, roles: Roles, is_new: bool) -> np.ndarray:
-    """Return numbers (rows,) float64, or the codes of texts, from 1; 0 for an unknown text.
+def cells_of(block: RowBlock, name: str) -> pa.Array:
+    """Return the texts of a column (rows,), empty for missing cells."""
+    return block.column(name).cast(STRING).fill_null("")
 
-    is_new: give a code to a text that has none.
-    """
+
+def read_column(block: RowBlock, name: str, roles: Roles) -> np.ndarray:
+    """Return numbers (rows,) float64, or the codes of texts, from 1; 0 for an unknown text."""
     if name not in roles.texts:
         return block.numbers(name, FIX)
     code_of = roles.texts[name]
-    cells = block.column(name).cast(STRING).fill_null("").dictionary_encode()
-    codes = []
-    for text in cells.dictionary.to_pylist():
-        if is_new:
-            code_of.setdefault(text, len(code_of) + 1)
-        codes.append(code_of.get(text, 0))
-    if len(code_of) > MOST_TEXTS:
-        what = f"more than {MOST_TEXTS:,} different texts"
-        remedy = f"are they numbers? If not, --drop {name}"
-        raise block.error(what, block.num_rows - 1, name, remedy)
+    cells = cells_of(block, name).dictionary_encode()
+    codes = [code_of.get(text, 0) for text in cells.dictionary.to_pylist()]
     return np.array(codes, np.float64)[cells.indices.to_numpy()]

@@ -58,11 +58,8 @@ def training_rows(panel: Panel, borders: np.ndarray) -> Iterator[tuple[int, np.n
             yield number, panel.values[first:end].astype(np.float64)
 
 
-def number_texts(panel: Panel, borders: np.ndarray) -> Texts:
-    """Return codes, from 1, for the texts of the training rows; others have 0.
-
-    The codes follow the order of the texts, not that of the rows.
-    """
+def trained_texts(panel: Panel, borders: np.ndarray) -> Texts:
+    """Return the texts in the training rows, with their codes; to a model, all others are one."""
     roles = panel.roles
     seen: dict[str, set[float]] = {name: set() for name in roles.texts}
     for number, values in training_rows(panel, borders):
@@ -72,25 +69,10 @@ def number_texts(panel: Panel, borders: np.ndarray) -> Texts:
             else:
                 codes = np.unique(values[:, roles.values.index(name)])
             seen[name].update(codes.tolist())
-
     texts = {}
     for name, code_of in roles.texts.items():
-        known = sorted(text for text, code in code_of.items() if code in seen[name])
-        texts[name] = dict(zip(known, range(1, len(known) + 1), strict=True))
+        texts[name] = {text: code for text, code in code_of.items() if code in seen[name]}
     return texts
-
-
-def recode(rows: np.ndarray, names: list[str], before: Texts, after: Texts) -> None:
-    """Replace the codes of texts in the columns `names` of rows; nan stays nan."""
-    for place, name in enumerate(names):
-        if name not in before:
-            continue
-        codes = np.zeros(len(before[name]) + 2)  # the last one, for nan, is that of place −1
-        codes[-1] = np.nan
-        for text, code in before[name].items():
-            codes[code] = after[name].get(text, 0)
-        column = rows[:, place]
-        column[:] = codes[np.where(np.isnan(column), -1, column).astype(np.int64)]
 
 
 def measure(panel: Panel, borders: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

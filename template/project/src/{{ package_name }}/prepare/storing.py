@@ -7,16 +7,15 @@ from dataclasses import asdict, replace
 import numpy as np
 
 from ..engine.loading.store import StoreWriter
-from .panel import Panel, chunks
+from .panel import Panel
 from .pieces import Windows, find_pieces
-from .scales import Texts, measure, number_texts, recode, season_errors, usable
+from .scales import measure, season_errors, trained_texts, usable
 from .splits import SPLITS
 
 
 def write_panel(writer: StoreWriter, panel: Panel, borders: np.ndarray, windows: Windows) -> None:
     """Write all that training needs, and describe it."""
-    panel = write_rows(writer, panel, number_texts(panel, borders))
-    roles = panel.roles
+    roles = replace(panel.roles, texts=trained_texts(panel, borders))
     of_series, scale = measure(panel, borders)
     is_trained = borders[:, 1] > borders[:, 0]
     numbers = np.where(is_trained, np.arange(len(is_trained)), len(is_trained))
@@ -43,32 +42,10 @@ def write_panel(writer: StoreWriter, panel: Panel, borders: np.ndarray, windows:
     write_series(writer, panel, borders, of_series)
 
 
-def write_rows(writer: StoreWriter, panel: Panel, texts: Texts) -> Panel:
-    """Write the rows, and what is static, with the codes of texts in training; return these."""
-    roles = panel.roles
-    for chunk in chunks(len(panel.values)):
-        rows = np.array(panel.values[chunk])
-        recode(rows, roles.values, roles.texts, texts)
-        writer.append("rows", rows)
-        # @if "timezones" in extras
-        zone = writer.source.get("timezone")
-        if zone:
-            from .zones import to_local
-
-            writer.append("clock", to_local(panel.times[chunk], zone))  # for the calendar
-        # @endif
-    static = np.array(panel.static)
-    recode(static, roles.static, roles.texts, texts)
-    if roles.static:
-        writer.append("static", static)
-    values = writer.appended("rows")
-    return replace(panel, roles=replace(roles, texts=texts), values=values, static=static)
-
-
 def write_series(
     writer: StoreWriter, panel: Panel, borders: np.ndarray, scales: np.ndarray
 ) -> None:
-    """Write where the splits of each series are, and its scales.
+    """Write where the splits of each series are, its scales, and its static columns.
 
     The facts of the writer are those of the training data.
     """
@@ -77,6 +54,8 @@ def write_series(
     numbers = [number_of.get(key, len(number_of)) for key in panel.keys]
     writer.append("pieces", find_pieces(panel, borders))
     writer.append("series", np.column_stack([np.arange(len(numbers)), numbers]))
+    if panel.roles.static:
+        writer.append("static", panel.static)
     writer.append("scale", scales.astype(panel.values.dtype))
     ends = np.cumsum(np.diff(borders, axis=1).sum(0)).tolist()
     for name, first, end in zip(SPLITS, [0, *ends], ends, strict=False):
