@@ -233,9 +233,10 @@ def test_a_notebook_loads_a_run_predicts_and_plots(series):
     check_run(project, *predict, cwd=series)
     first, new, second = quoted("notebook")
     same = "\nimport numpy\nsplit = numpy.load('split.npz')\n"
-    same += "print((rows['prediction'] == split['prediction']).all(), len(plt.gca().lines))"
+    same += "equal = (rows['prediction'].ravel() == split['prediction']).all()\n"
+    same += "print(equal, len(plt.gca().lines))"
     assert printed(first + same, series, project) == "True 2\n"
-    assert re.fullmatch(r"\(\d+, 24, 1\)\n", printed(second, series))
+    assert re.fullmatch(r"\(\d+,\)\n", printed(second, series))
     table = pyarrow.csv.read_csv(series / "new.csv")
     pyarrow.parquet.write_table(table, series / "new.parquet")
     equal = "\nimport numpy\nfile = numpy.load('forecast.npz')\n"

@@ -321,7 +321,9 @@ def test_a_run_that_becomes_longer_equals_one_that_was_so_from_the_start(
     ends = sorted(newest_run(place).glob("checkpoints/*.decayed"))
     assert len(ends) == 2 * (first == "wsd")
     if first == "wsd":
-        assert "note: the run repeats its decay from step 32 on; *.decayed was its end" in result.err
+        assert (
+            "note: the run repeats its decay from step 32 on; *.decayed was its end" in result.err
+        )
         for path in checkpoints(place):
             path.unlink()
         ends[-1].rename(ends[-1].with_suffix(".pt"))

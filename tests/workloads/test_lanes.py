@@ -102,9 +102,9 @@ def test_forecasts_of_lanes_are_those_that_are_scored(tmp_path):
     rows = store.arrays["rows"].rows()
     times = store.arrays["time"].rows()
     with np.load(tmp_path / "p.npz") as file:
-        forecast = file["prediction"].astype(np.float64)
-        first = np.searchsorted(times, file["time"]) + 1
-    error = forecast - rows[first[:, None] + np.arange(forecast.shape[1])]
+        forecast = file["prediction"].astype(np.float64).reshape(-1, rows.shape[1])
+        ahead = np.searchsorted(times, file["time"][:: rows.shape[1]].astype(np.int64))
+    error = forecast - rows[ahead]
     expected = evaluation_of(tmp_path)["metrics"]["mse_original"]
     assert np.square(error).mean() == pytest.approx(expected, rel=1e-5)
 

@@ -2,7 +2,7 @@
 
 import json
 import re
-from datetime import UTC, datetime
+from datetime import datetime, timedelta
 
 import numpy as np
 import pyarrow.csv
@@ -110,7 +110,7 @@ def test_loss_and_baseline_are_as_a_slow_reading_makes_them(tmp_path):
         losses = [(np.abs(error) ** power).mean() for error in (ahead, ahead - repeated)]
         assert evaluation["baseline_loss"] == pytest.approx(min(losses), rel=1e-4)
         assert "baseline_loss" not in metrics
-        forecast = SERIES.predicted(tmp_path)["prediction"]
+        forecast = SERIES.predicted(tmp_path)["prediction"].reshape(-1, 6, 2)
         mean = values().astype(np.float32)[:700, [0, 2]].mean(0)
         error = (forecast - mean) / std - ahead
         assert metrics[loss] == pytest.approx((np.abs(error) ** power).mean(), rel=1e-4)
@@ -120,14 +120,15 @@ def test_predicts_a_split_and_what_comes_after_new_data(tmp_path, monkeypatch):
     prepared(tmp_path, "timeseries", text(values()))
     done(tmp_path, *SMALL)
     split = SERIES.predicted(tmp_path)
-    assert split.keys() == {"prediction", "time", "ahead", "columns"}
-    assert split["prediction"].shape == (145, 6, 3)
+    assert split.keys() == {"time", "step", "target", "prediction"}
+    assert len(split["prediction"]) == 145 * 6 * 3
     time_behind = re.sub("(.*?),(.*)", r"\2,\1", text(values()[:900]))
     written(tmp_path, time_behind, "new.csv")
     new = SERIES.predicted(tmp_path, "--input", "new.csv")
-    hour = np.datetime64("2020-01-01T00", "s").astype(np.int64) + 3600 * 899
-    assert new["columns"].tolist() == ["wave", "walk", "noise"]
-    assert new["time"][-1] == hour  # the last window begins behind the file's last row
+    hours = np.datetime64("2020-01-01T00", "s") + 3600 * np.arange(900, 906)
+    assert new["target"][:4].tolist() == ["wave", "walk", "noise", "wave"]
+    # The last window begins behind the file's last row.
+    assert new["time"][-18::3].tolist() == hours.tolist()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TRAINING_ROOT", str(tmp_path))
     trained = SERIES.module("trained")
@@ -136,9 +137,10 @@ def test_predicts_a_split_and_what_comes_after_new_data(tmp_path, monkeypatch):
     assert in_python.keys() == new.keys()
     for name, array in in_python.items():
         np.testing.assert_array_equal(array, new[name])
-    place = int(np.flatnonzero(new["time"] == split["time"][0])[0])
-    same_windows = new["prediction"][place:][:40]
-    np.testing.assert_allclose(same_windows, split["prediction"][:40], rtol=1e-5, atol=1e-5)
+    is_first = (new["time"] == split["time"][0]) & (new["step"] == 1)
+    place = int(is_first.argmax())
+    same_windows = new["prediction"][place:][:720]
+    np.testing.assert_allclose(same_windows, split["prediction"][:720], rtol=1e-5, atol=1e-5)
 
     too_short = (text(values()[:23]), "no window fits into the 23 rows of the split input")
     for content, says in (too_short, (with_line(5, f"{FOUR},1,,3"), "an empty cell: .*row 5")):
@@ -179,18 +181,15 @@ DATED: dict[str, tuple[str, int, dict, list[str]]] = {
 
 
 def test_forecasts_after_the_data_have_the_times_of_their_kind(tmp_path):
-    predict = SERIES.module("commands.predict")
+    as_dates = SERIES.module("prepare.clocks").as_dates
     times_after = imported(project_of("timeseries+timezones"), "prepare.zones").times_after
     for last, step, source, expected in DATED.values():
         end = np.datetime64(last, "s").astype(int)
         later = times_after(np.array([end]), step * np.arange(1, 4), source.get("timezone"))
-        ahead = np.stack([end - step * np.arange(3)[::-1], later])
-        windows = {"prediction": np.zeros((2, 3, 1)), "columns": np.array(["a"]), "ahead": ahead}
-        table = predict.as_table(windows, source)
+        table = pyarrow.table({"time": as_dates(later, source)})
         pyarrow.csv.write_csv(table, tmp_path / "p.csv")
-        cells = [line.split(",") for line in (tmp_path / "p.csv").read_text().splitlines()[1:]]
-        assert [cell[1] for cell in cells] == [*"123123"]
-        assert [cell[0] for cell in cells[3:]] == expected
+        cells = (tmp_path / "p.csv").read_text().splitlines()[1:]
+        assert cells == expected
         if "time_column" not in source:  # `prepare` reads it again
             written(tmp_path, lines({"time": expected, "a": [1, 2, 3]}))
             assert " is not a time " not in prepare(tmp_path, "timeseries", "table.csv").err
@@ -201,18 +200,17 @@ def test_a_table_of_forecasts_has_dates_steps_and_names(tmp_path):
     prepared(tmp_path, "timeseries", text(values()), "--targets walk,noise")
     done(tmp_path, *SMALL)
     arrays = SERIES.predicted(tmp_path)
-    forecasts = arrays["prediction"]
     expected = []
-    for known in arrays["time"]:
+    for row in range(850, 995):
         for step in range(6):
-            time = datetime.fromtimestamp(known + 3600 * (step + 1), UTC).replace(tzinfo=None)
+            time = datetime(2020, 1, 1) + timedelta(hours=row + step)
             expected += [(time, step + 1, name) for name in ("walk", "noise")]
     for name in ("p.csv", "p.parquet"):
         table = table_of(tmp_path, name)
         assert list(table) == ["time", "step", "target", "prediction"]
         rows = list(zip(table["time"], table["step"], table["target"], strict=True))
         assert rows == expected
-        np.testing.assert_allclose(table["prediction"], forecasts.ravel(), rtol=1e-6)
+        np.testing.assert_allclose(table["prediction"], arrays["prediction"], rtol=1e-6)
 
 
 # ---- bad input -----------------------------------------------------------------------------------
@@ -297,4 +295,4 @@ def test_gaps_empty_cells_and_constant_columns_are_said_and_trained(tmp_path):
 def test_documented_commands_run_and_beat_repeating_the_last_value(tmp_path):
     evaluation = SERIES.follow("timeseries", tmp_path)
     assert evaluation["metrics"]["mse"] < 0.5 * evaluation["baseline_loss"]
-    assert np.load(tmp_path / "forecast.npz")["prediction"].shape[1:] == (24, 2)
+    assert np.load(tmp_path / "forecast.npz")["step"].max() == 24

@@ -149,6 +149,7 @@ class Phases:
             what = f"the phase has no {CONFIG}, so it would start again"
             raise UserError(what, str(folder), "restore the file, or move the phase away")
 
+
 def with_phase(settings: Any, origin: str, tree: dict[str, Any], resumed: bool) -> Any:
     """Return the settings with those of a phase, unless the environment or a flag has set them."""
     errors: list[UserError] = []
