@@ -16,7 +16,10 @@ from .classes import class_table, overall
 from .engine import interfaces
 from .engine.interfaces import Batch, Rows, Spans
 from .engine.loading.store import Store, StoreWriter
-from .prepare.images import Source, decode, describe, split_images, write
+from .prepare.images import write
+from .prepare.labels import describe, split_images
+from .prepare.pictures import decode
+from .prepare.sources import Source
 from .prepare.splits import split_sizes
 from .settings import WORKLOAD, Settings
 
@@ -146,7 +149,7 @@ def synthesize(folder: Path, settings: Settings) -> None:
     """Write 5,000 images of five shapes, which are always the same."""
     images, target = _draw_shapes(5_000, 32)
     names = [str(number) for number in range(len(images))]
-    source = Source(names, images, [[SHAPES[number]] for number in target])
+    source = Source(names, list(images), [[SHAPES[number]] for number in target])
     splits = split_images(source, lambda count: split_sizes("0.8,0.1,0.1", count), seed=0)
     with StoreWriter(folder, WORKLOAD) as writer:
         write(writer, source, splits, describe(source, splits["train"], [32, 32, 3], "crop"))

@@ -18,37 +18,54 @@ if TYPE_CHECKING:
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `predict`."""
     add_flags(parser, output=".csv (default: predictions.csv in the run's folder)")
-    text = "folder of new images, with or without folders in it (default: --split)"
-    parser.add_argument("--input", type=typed_path, metavar="FOLDER", help=text)
+    add = parser.add_argument
+    text = "new images, as for `prepare`, but without labels; or one image (default: --split)"
+    add("--input", type=typed_path, metavar="PATH", help=text)
+    text = "folder that the paths in a table are relative to (default: that of the table)"
+    add("--root", type=typed_path, metavar="FOLDER", help=text)
+    text = "leave damaged images out, and name them"
+    add("--skip-damaged", action="store_true", help=text)
 
 
 def main(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
-    """Write a CSV file with the prediction for each image, and the probability of each class.
+    """Write a CSV file with the `file`, `prediction` and `probability` of each image.
 
-    `image` is the path in the folder, or the number of the image in its split.
+    A split has `target`, too. If images have several labels, each label has a column with its
+    probability.
     """
-    import numpy as np
     import pyarrow as pa
     from pyarrow.csv import write_csv
 
     folder, project, step = open_run(arguments, load, needs_data=not arguments.input)
     output = output_path(arguments, folder, ".csv")
-    with prediction_loader(arguments, project, write_new) as loader:
-        predicted = collected(project, loader, "target")
-        names = project.store.source.get("names")
-
-    classes = np.array(project.store.facts["classes"])
-    columns = {"image": names or predicted["index"]}
-    for name in ("target", "prediction"):
-        if name in predicted and predicted[name].ndim > 1:
-            columns[name] = ["|".join(classes[row.astype(bool)]) for row in predicted[name]]
-        elif name in predicted:
-            columns[name] = classes[predicted[name]]
-    for name, column in zip(classes, predicted["probability"].T, strict=True):
-        columns[f"probability of {name}"] = column
+    columns = predicted(arguments, project)
     with replacing(output) as file:
         write_csv(pa.table(columns), file)
-    print(f"{len(predicted['index']):,} predictions of step {step} written to {output}")
+    print(f"{len(columns['file']):,} predictions of step {step} written to {output}")
+
+
+def predicted(arguments: argparse.Namespace, project: Any) -> dict[str, Any]:
+    """Return the columns of the file."""
+    from ..prepare.labels import label_texts
+
+    with prediction_loader(arguments, project, write_new) as loader:
+        values = collected(project, loader, "target")
+        store = project.store
+        first, last = store.splits[arguments.split]
+        names = store.arrays["name"].rows()[first:last].tolist()
+    # A name that is not UTF-8 keeps the rest of its letters.
+    columns: dict[str, Any] = {"file": [name.decode(errors="replace") for name in names]}
+    classes = store.facts["classes"]
+    for name in ("target", "prediction"):
+        if name in values:
+            columns[name] = label_texts(values[name], classes)
+    probability = values["probability"]
+    if store.facts["multilabel"]:
+        for name, column in zip(classes, probability.T, strict=True):
+            columns[f"probability of {name}"] = column
+    else:
+        columns["probability"] = probability.max(1)
+    return columns
 
 
 def write_new(path: Path, flags: dict[str, Any], trained: Store, folder: Path) -> None:
@@ -56,10 +73,12 @@ def write_new(path: Path, flags: dict[str, Any], trained: Store, folder: Path) -
     import numpy as np
 
     from ..engine.loading.store import StoreWriter
-    from ..prepare.images import from_folder, write
+    from ..prepare.images import DAMAGED, write
+    from ..prepare.sources import open_images
 
-    source = from_folder(path)
-    source.labels = []
+    flags = {**trained.source, **flags}
+    source = open_images(path, flags, labelled=False)
     with StoreWriter(folder, trained.workload) as writer:
-        write(writer, source, {"input": np.arange(len(source))}, trained.facts)
-        writer.source = {"names": list(source.names)}
+        _, notes = write(writer, source, {"input": np.arange(len(source))}, trained.facts, flags)
+    for image in notes[DAMAGED]:
+        print(f"note: left out: {image}")
