@@ -24,8 +24,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `prepare`."""
     add = parser.add_argument
     text = (
-        "a folder with a folder for each class, maybe in train/, val/ and test/; a CSV or Parquet"
-        " file of paths or images, and labels; an .npz file; or a folder of IDX files"
+        "a folder with a folder for each class, maybe in train/, val/ and test/; or a table (CSV,"
+        " Parquet) of paths and labels, an .npz file, or a folder of IDX files"
     )
     add("--input", required=True, type=typed_path, metavar="PATH", help=text)
     text = "sides of the stored images (default: the median of their smaller sides, at most 224)"

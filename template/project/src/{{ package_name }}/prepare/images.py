@@ -5,10 +5,11 @@ The prepared dataset has these arrays, of N images:
 * `target` (N,) int64, the number of the class; or (N, K) uint8, one for each label that is present
 * `name` (N,): the path of the image, or its row in a table or an array
 
-The metadata have `shape` [H, W, C], `resize`, `classes`, `multilabel`, and of the training split
-the number of `images`, the `counts` of each class, and of pixels from 0 to 255 the `mean` and `std`
-(C,), and `whitening`, the covariance (4 · C, 4 · C) of patches of 2 × 2 pixels, which are (C, 2, 2)
-each.
+These are the metadata:
+* `shape` [H, W, C], `resize`, `classes`, `multilabel`
+* the number of training `images`, and the `counts` of each class among them
+* `mean` and `std` (C,) of their pixels, from 0 to 255
+* `whitening`, the covariance (4 · C, 4 · C) of their patches of 2 × 2 pixels, (C, 2, 2) each
 """
 
 from __future__ import annotations
@@ -237,7 +238,7 @@ def note_copies(
 ) -> None:
     """Note images whose pixels an earlier one has."""
     for image, name in zip(images, names, strict=True):
-        content = hashlib.blake2b(image, digest_size=8).digest()
+        content = hashlib.blake2b(image.tobytes(), digest_size=8).digest()
         original, where = originals.setdefault(content, (name, split))
         if original != name:
             what = "copies of another image"

@@ -68,13 +68,15 @@ def split_images(source: Source, sizes: Callable[[int], list[int]], seed: int) -
         group = np.unique(source.groups, return_inverse=True)[1]
     order = stratified(np.unique(kinds, return_inverse=True)[1], group, seed)
     if not source.splits:
-        parts = cut(order, group, sizes(len(order)))
+        parts = cut_between_groups(order, group, sizes(len(order)))
     else:
         parts = [order[given[order] == name] for name in SPLITS]
         if not len(parts[1]):
             num_train = len(parts[0])
             num_validation = sizes(num_train)[1]
-            parts[:2] = cut(parts[0], group, [num_train - num_validation, num_validation])
+            parts[:2] = cut_between_groups(
+                parts[0], group, [num_train - num_validation, num_validation]
+            )
     if not len(parts[0]) or not len(parts[1]):
         remedy = "name a split `train`, or see --split and --group"
         raise UserError("no images are left for training or validation", "--input", remedy)
@@ -96,7 +98,7 @@ def stratified(kind: np.ndarray, group: np.ndarray, seed: int) -> np.ndarray:
     return np.lexsort((group, place[first][group]))
 
 
-def cut(order: np.ndarray, group: np.ndarray, sizes: list[int]) -> list[np.ndarray]:
+def cut_between_groups(order: np.ndarray, group: np.ndarray, sizes: list[int]) -> list[np.ndarray]:
     """Cut images into parts of about these sizes, between groups."""
     borders = np.flatnonzero(np.diff(group[order], prepend=-1, append=-1))
     places = [borders[np.abs(borders - place).argmin()] for place in np.cumsum(sizes)]

@@ -27,7 +27,7 @@ def decode(item: Any, shape: Sequence[int], resize: str) -> np.ndarray:
 def file_of(item: str | bytes) -> io.BufferedReader:
     """Return the opened file of an image: `item` is its path or its content."""
     if isinstance(item, bytes):
-        return io.BufferedReader(io.BytesIO(item))  # type: ignore[arg-type]
+        return io.BufferedReader(io.BytesIO(item))
     return open(item, "rb")
 
 
