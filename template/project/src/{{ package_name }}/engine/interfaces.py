@@ -2,6 +2,29 @@
 
 A module knows these types and not the other modules.
 
+`dataset.py` defines `Samples(store, settings, split)`, a class derived from the one below. It may
+define these functions; what they give is left out otherwise:
+
+* `synthesize(folder, settings)` writes a small prepared dataset, always the same, to train on
+  before `prepare`.
+* `finish(metrics, store, split, sums)` returns the metrics of a split with those added that are no
+  sums over samples, such as `r2`, on every rank. sums: those of `Output.by_group`, over all batches
+  and ranks: (size, …) float64, on the CPU. A metric `baseline_loss` replaces the function.
+* `baseline_loss(store, split)` returns the loss of a split without a model; training must reach a
+  lower one.
+* `details(store, split, sums)` returns lines that `evaluate` prints below the metrics.
+
+`model.py` defines `build_model(settings, facts)`, which returns an `nn.Module` with these methods:
+
+* `forward(batch)` returns an `Output`.
+* `predict(batch)` returns predictions by name, in original units, with the batch as the first axis.
+* `blocks()` returns the repeated layers, to be compiled, checkpointed and sharded one by one. Their
+  classes must be your own. A block may have a method `apart()` that returns modules in it which are
+  called outside of its forward; these are sharded separately.
+* Optional: `calibrate(sums)`, called at each evaluation of a training with the same `sums` as
+  `finish`. It sets the buffers that the attribute `calibrated` names, equally on every rank.
+* Optional: `recurrent`, a `RecurrentState`, which the extra `lanes` stores in checkpoints.
+
 A sample is a set of *spans of rows*: a start and a length for each named array of the store. A span
 can be a row of a table, a window of a series, a block of tokens, a text of any length, or a day of
 stocks. Rows are stored once, nothing is copied per sample, and no workload pads.
@@ -12,7 +35,6 @@ Shapes: `B` samples in a batch, `K` spans of one sample in one array, `W` padded
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -122,33 +144,6 @@ class Samples:
         raise missing("batch", "Samples")
 
 
-class Dataset(Protocol):
-    """The module `dataset.py`. All functions may be absent; their numbers are then left out."""
-
-    # `settings` is your `Settings` and `store` a `Store`: this module knows neither type.
-
-    Samples: Any
-    """`Samples(store, settings, split)`, a class derived from the one above."""
-
-    def synthesize(self, folder: Path, settings: Any) -> None:
-        """Write a small prepared dataset, always the same, to train on before `prepare`."""
-
-    def finish(
-        self, metrics: dict[str, float], store: Any, split: str, sums: Batch
-    ) -> dict[str, float]:
-        """Add the metrics that are no sums over samples, such as `r2`, on every rank.
-
-        sums: those of `Output.by_group`, over all batches and ranks: (size, …) float64, on the CPU.
-        A metric `baseline_loss` takes the place of the function below.
-        """
-
-    def details(self, store: Any, split: str, sums: Batch) -> list[str]:
-        """Return lines that `evaluate` prints below the metrics, from the same sums."""
-
-    def baseline_loss(self, store: Any, split: str) -> float:
-        """Return the loss of a split without a model; training must reach a lower one."""
-
-
 class Loader(Protocol):
     """`Loader(samples, store, settings, order, device)`: batches of an `Order`, on the device."""
 
@@ -162,26 +157,6 @@ class Loader(Protocol):
         """Return lines for the start of a run, of the order and the loader: name, state, why."""
 
     def close(self) -> None: ...
-
-
-class Model(Protocol):
-    """`model.build_model(settings, facts)`: an `nn.Module` with these methods."""
-
-    def forward(self, batch: Batch) -> Output: ...
-
-    def predict(self, batch: Batch) -> dict[str, Tensor]:
-        """Return predictions in original units, with the batch as the first axis."""
-
-    def blocks(self) -> list[Any]:
-        """Return the repeated layers, to be compiled, checkpointed and sharded one by one.
-
-        Their classes must be your own. A block may have a method `apart()` that returns modules in
-        it which are called outside of its forward; these are sharded separately.
-        """
-
-    # Optional: `calibrate(sums)`, called at each evaluation of a training with the same `sums` as
-    # `finish`. It sets the buffers that the attribute `calibrated` names, equally on every rank.
-    # Optional: `recurrent`, a `RecurrentState`, which the extra `lanes` stores in checkpoints.
 
 
 class Hook(Protocol[Run]):
