@@ -78,12 +78,11 @@ class Checkpoint:
 
     # --- saving
 
-    def save(self, step: int, is_best: bool = False, wait: bool = True) -> None:
+    def save(self, step: int, is_best: bool = False) -> None:
         """Write the checkpoint of `step`, then remove old ones. Call it on every rank.
 
-        is_best: it replaces the best checkpoint so far, which stays until then. wait: return when
-        it is on the disk; one file is written at once in any case. Raises `NotWritten` and leaves
-        nothing half-written.
+        is_best: it replaces the best checkpoint so far, which stays until then. Raises `NotWritten`
+        and leaves nothing half-written.
         """
         state: State = {"format": FORMAT, "step": step, "must_match": self.must_match_at(step)}
         state |= {name: part.state_dict() for name, part in self.parts.items()}
@@ -127,13 +126,6 @@ class Checkpoint:
         for path in paths:
             if path not in kept:
                 self.remove(path)
-
-    def when_complete(self, report: Any) -> None:
-        """Call `report` when the last save is complete: it is, if `save` raised no error."""
-        report()
-
-    def close(self) -> None:
-        """Wait for what is still being written, also after an error."""
 
     # --- loading
 

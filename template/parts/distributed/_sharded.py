@@ -61,6 +61,7 @@ class Checkpoint(WholeCheckpoint):
         self._group: Any = None
 
     def save(self, step: int, is_best: bool = False, wait: bool = True) -> None:
+        """Save as the base does. wait: return when all is on the disk."""
         try:
             self._join()
         except NotWritten as error:
@@ -89,6 +90,7 @@ class Checkpoint(WholeCheckpoint):
             self._report = report
 
     def close(self) -> None:
+        """Wait for what is still being written, also after an error."""
         if self._pending is not None:
             # This waits and raises nothing: the run may be ending by another error, which is the
             # cause.
