@@ -12,8 +12,6 @@ import numpy as np
 from matplotlib.figure import Figure
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from .engine.interfaces import Batch
     from .engine.training.project import Project
 
@@ -22,8 +20,8 @@ SAMPLES = 1000  # the first ones of the validation split
 
 def examples(batch: Batch, predictions: Batch, project: Project) -> dict[str, Figure | str]:
     """Plot forecasts against truth, including the worst one, and the error by horizon."""
-    truth = _first_target(batch["target"])
-    forecast = _first_target(predictions["prediction"])
+    truth = batch["target"][:, :, 0].numpy()
+    forecast = predictions["prediction"][:, :, 0].numpy()
     error = np.abs(forecast - truth)
     worst = error.mean(1).argmax()
     ahead = np.arange(1, truth.shape[1] + 1)
@@ -42,13 +40,7 @@ def examples(batch: Batch, predictions: Batch, project: Project) -> dict[str, Fi
     return {"forecasts": figure}
 
 
-def _first_target(values: Tensor) -> np.ndarray:
-    """Return (N, H) from (N, H) or (N, H, targets)."""
-    return values.reshape(*values.shape[:2], -1)[..., 0].numpy()
-
-
 def _plot_history(axes: Any, batch: Batch, number: int, facts: dict[str, Any]) -> None:
-    """Plot the target before a forecast; a file of windows does not say which column it is."""
-    if "frames" in facts:
-        history = batch[facts["frames"][0]["name"]][number, :, facts["targets"][0]]
-        axes.plot(range(1 - len(history), 1), history, color="0.6", label="history")
+    """Plot the target before a forecast."""
+    history = batch[facts["frames"][0]["name"]][number, :, facts["targets"][0]]
+    axes.plot(range(1 - len(history), 1), history, color="0.6", label="history")

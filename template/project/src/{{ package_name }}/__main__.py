@@ -23,7 +23,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
 
-from .engine.errors import RANK, UserError, note
+from .engine.errors import UserError, note, print_errors
 from .engine.files import exists
 from .engine.plugins import names
 from .engine.runs import check_processes, prepare_process, project_root, typed_path
@@ -50,10 +50,7 @@ def main(words: list[str] | None = None) -> int:
     except UserError as error:
         if "--debug" in words:
             raise
-        if not error.reported:
-            process = "" if RANK == "0" else f"rank {RANK}: "
-            for line in error.errors:
-                print(f"error: {process}{line}", file=sys.stderr)
+        print_errors(error)
         return error.code
     except KeyboardInterrupt:
         return INTERRUPTED
