@@ -84,12 +84,12 @@ def test_a_name_with_a_line_break_is_one_line_and_may_be_used(tmp_path):
 def test_files_without_permission_are_named(tmp_path, monkeypatch):
     """Whoever runs the tests may be allowed everything."""
     root = classes(tmp_path / "in", "cat", "dog")
-    pictures = VISION.module("prepare.pictures")
+    decoding = VISION.module("prepare.decoding")
 
     def denied(path, mode):
         raise PermissionError(13, "Permission denied", path)
 
-    monkeypatch.setattr(pictures, "open", denied, raising=False)
+    monkeypatch.setattr(decoding, "open", denied, raising=False)
     refused(tmp_path, root, "Permission denied.*/\\d.png: replace or remove")
     monkeypatch.undo()
 

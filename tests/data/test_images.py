@@ -13,6 +13,7 @@ import pytest
 from made_up import prepare
 from PIL import Image
 from pyarrow import parquet
+from rendering import document
 from workload import Workload
 
 VISION = Workload("vision")
@@ -32,7 +33,7 @@ def file(image, kind="PNG", **options):
 
 
 def pixels(content, shape=SHAPE, resize="crop"):
-    return VISION.module("prepare.pictures").decode(content, shape, resize).astype(int)
+    return VISION.module("prepare.decoding").decode(content, shape, resize).astype(int)
 
 
 def picture(seed, size=(12, 12)):
@@ -373,3 +374,18 @@ def test_predictions_of_several_labels_have_a_column_each(tmp_path):
     columns = ["file", "target", "prediction", "probability of a", "probability of b"]
     assert list(rows[0]) == columns
     assert {row["target"] for row in rows} <= {"b", "a|b"}
+
+
+# ---- the page ------------------------------------------------------------------------------------
+
+
+def test_the_page_is_as_good_as_it_says(tmp_path):
+    evaluation = VISION.follow("vision", tmp_path)
+    assert evaluation["metrics"]["accuracy"] >= 0.97
+    with open(tmp_path / "predictions.csv", newline="") as table:
+        predictions = [row["prediction"] for row in csv.DictReader(table)]
+    assert np.mean([name == "7" for name in predictions]) > 0.97
+    page = document("vision").read_text(encoding="utf-8")
+    out, _ = done(tmp_path, "digits")
+    for line in out.splitlines()[:6]:
+        assert line[:60] in page

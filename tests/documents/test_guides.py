@@ -14,7 +14,6 @@ import torch
 import transformers
 from forking import run_file
 from importing import catalogue_of
-from PIL import Image
 from rendering import document, render, replace
 from running import (
     check_run,
@@ -72,37 +71,6 @@ def printed(code, folder, project=None):
     done = run_file(path, cwd=folder, before=lambda: sys.path.insert(0, sources))
     assert done.code == 0, done.err
     return done.out
-
-
-# ---- images ------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def images(tmp_path_factory):
-    """A folder of JPEG files of two classes and of several sizes, one of them gray."""
-    folder = tmp_path_factory.mktemp("images")
-    random = np.random.default_rng(0)
-    for number in range(200):
-        name = ("red", "green")[number % 2]
-        pixels = random.integers(0, 120, (40 + number % 30, 50, 3), np.uint8)
-        pixels[:, :, number % 2] += 120
-        file = folder / "images" / name / f"{number}.jpg"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(pixels).save(file)
-    Image.new("L", (30, 30), 40).save(folder / "images/red/gray.jpg")
-    return folder
-
-
-def test_images_are_decoded_in_workers_and_learned(images, tmp_path):
-    project = with_files(tmp_path, "images", "width: Positive = 32", "width: 32")
-    short = ("--training.max_steps", "30", "--data.num_workers", "2", "--data.batch_size", "16")
-    checked, prepared, *_ = followed(project, "images", images, *short)
-    assert {line.split()[0] for line in checked.splitlines()} == {"ok"}
-    assert prepared == "201 images\n"
-    assert evaluation_of(images)["metrics"]["accuracy"] > 0.9
-    with np.load(newest_run(images) / "predictions.npz") as predicted:
-        assert predicted["probability"].shape == (21, 2)
-        assert predicted["classes"].tolist() == ["green", "red"]
 
 
 # ---- an encoder of Hugging Face ------------------------------------------------------------------

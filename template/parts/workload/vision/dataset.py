@@ -16,9 +16,9 @@ from .classes import class_table, overall
 from .engine import interfaces
 from .engine.interfaces import Batch, Rows, Spans
 from .engine.loading.store import Store, StoreWriter
+from .prepare.decoding import decode
 from .prepare.images import write
 from .prepare.labels import describe, split_images
-from .prepare.pictures import decode
 from .prepare.sources import Source
 from .prepare.splits import split_sizes
 from .settings import WORKLOAD, Settings

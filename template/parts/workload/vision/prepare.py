@@ -24,8 +24,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `prepare`."""
     add = parser.add_argument
     text = (
-        "a folder with a folder for each class, maybe in train/, val/ and test/; or a table (CSV,"
-        " Parquet) of paths and labels, an .npz file, or a folder of IDX files"
+        "folder with a folder for each class, maybe in train/, val/ and test/; or a table of paths"
+        " and labels (CSV, Parquet), an .npz file, or MNIST's files"
     )
     add("--input", required=True, type=typed_path, metavar="PATH", help=text)
     text = "sides of the stored images (default: the median of their smaller sides, at most 224)"
@@ -87,6 +87,7 @@ def main(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
 
 def report(writer: StoreWriter, counts: dict[str, list[int]], notes: dict[str, list[str]]) -> None:
     """Print a summary, with three images: wrong labels are visible."""
+    from ..prepare.images import DAMAGED
     from ..prepare.labels import label_texts
     from ..prepare.sources import shown
 
@@ -107,5 +108,6 @@ def report(writer: StoreWriter, counts: dict[str, list[int]], notes: dict[str, l
         print(f"image {row}: {shown(os.fsdecode(names[row]))} → {texts[row]}")
     for what, images in notes.items():
         if images:
-            examples = ", ".join(map(shown, sorted(images)[:SHOWN]))
+            count = SHOWN if what == DAMAGED else 3
+            examples = ", ".join(map(shown, sorted(images)[:count]))
             print(f"note: {len(images):,} {what}: {examples}")

@@ -18,7 +18,7 @@ import hashlib
 import math
 import os
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -31,11 +31,11 @@ from tqdm import tqdm
 from ..engine.errors import UserError
 from ..engine.inputs import kind_of
 from ..engine.loading.store import StoreWriter
+from .decoding import GREY, file_of, open_image, to_pixels
 from .labels import Splits
-from .pictures import GREY, file_of, open_image, to_pixels
 from .sources import Source, shown
 
-BLOCK_BYTES = 32 << 20  # of the images that are in memory at a time
+BLOCK_BYTES = 16 << 20  # of the images that are in memory at a time
 WHITENED = 5_000  # training images whose patches are measured
 SAMPLE = 1_000  # images that decide about size and color
 FRAMES = "images with several frames, of which only the first one counts"
@@ -187,20 +187,21 @@ def write(
         first = row
         labels = []
         for block in decoded(source, numbers, facts, flags, notes):
-            kept, images, items = zip(*block, strict=True)
+            kept, decoded_images, items = zip(*block, strict=True)
+            images = np.stack(decoded_images)
             names = [source.names[number] for number in kept]
             writer.append("name", np.array([os.fsencode(name) for name in names], f"S{width}"))
             if flags.get("keep") == "encoded":
                 lengths += map(len, items)
                 writer.append("bytes", np.frombuffer(b"".join(items), np.uint8))
             else:
-                writer.append("image", np.stack(images))
+                writer.append("image", images)
             if source.labels:
                 block_labels = [source.labels[number] for number in kept]
                 writer.append("target", targets(block_labels, facts))
                 labels += block_labels
             if split == "train":
-                pixels.add(np.stack(images))
+                pixels.add(images)
             note_copies(images, names, split, originals, notes)
             row += len(kept)
         writer.splits[split] = [first, row]
@@ -230,7 +231,7 @@ def targets(labels: list[list[str]], facts: Facts) -> np.ndarray:
 
 
 def note_copies(
-    images: Sequence[np.ndarray],
+    images: np.ndarray,
     names: list[str],
     split: str,
     originals: dict[bytes, tuple[str, str]],
