@@ -20,7 +20,7 @@ COPIER := build/.venv-copier
 LOWEST_VERSION := $(shell sed -n 's/^_min_copier_version: "\([0-9.]*\)".*/\1/p' copier.yml)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all attack lint docs links config reference bench bench-gpu
+.PHONY: help setup demo test test-all attack lint docs examples links config reference bench bench-gpu
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-11s%s\n", $$1, $$2 }' Makefile
@@ -60,8 +60,11 @@ lint: $(READY) ## style, spelling and types of the repository and of every part
 	$(BIN)/mypy benchmarks/gpu/*.py
 	$(BIN)/python -m pytest --quiet tests/rendering/test_tier_a.py::test_types
 
-docs: $(DOCS) ## build the site of docs/ and the README into build/site; a broken link is an error
+docs: $(DOCS) ## build the site of docs/, the README and the configurator into build/site; a broken link is an error
 	.venv-docs/bin/python tools/build_site.py build/site
+
+examples: $(READY) ## the default project of each workload and layout in build/examples; AGAINST=REV: what changed in them since a commit
+	$(BIN)/python tools/examples.py build/examples $(if $(AGAINST),--against $(AGAINST))
 
 links: ## ask every site that the documents link to; needs a network
 	$(PYTHON) tools/links.py

@@ -16,12 +16,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import example_pages
 import yaml
-from links import DOCS, LINK, REPOSITORY
+from configurator import build, bundle
+from links import DOCS, LINK, REPOSITORY, SITE_ADDRESS
 
 CONFIGURATION = REPOSITORY / "tools/docs_site"
 OWNER_AND_NAME = os.environ.get("GITHUB_REPOSITORY", "org/fasttrain-template")
 CODE_ADDRESS = f"https://github.com/{OWNER_AND_NAME}"
+CONFIGURATOR = "configurator/index.html"
+MADE = (CONFIGURATOR, f"{example_pages.FOLDER}/index.html")  # with the site, of the template
 REMOTE = re.compile(
     r"""<(?:script|img|iframe|source|video)[^>]*\ssrc="(?:https?:)?//[^"]+"
     |<link(?![^>]*rel="canonical")[^>]*\shref="(?:https?:)?//[^"]+"
@@ -83,6 +87,10 @@ def site_link(target: str, source: Path, names: dict[Path, str]) -> str:
     Files that are no page are shown by GitHub. What leads nowhere stays, and Sphinx refuses it.
     """
     path, hash_sign, anchor = target.partition("#")
+    made = f"{path.removeprefix(SITE_ADDRESS).strip('/')}/index.html"
+    if made in MADE and (made != CONFIGURATOR or bundle.is_installed()):
+        relative = os.path.relpath(made, Path(names[source]).parent)
+        return Path(relative).as_posix() + hash_sign + anchor
     if not path or re.match(r"[a-z]+:", path):
         return target
     file = (source.parent / path).resolve()
@@ -113,6 +121,8 @@ def sidebar() -> str:
             for page in pages
             if page.source.exists()
         ]
+        if caption == "Reference":
+            lines.append(f"{example_pages.FOLDER}/index")
         text += "\n".join(["", "```{toctree}", ":hidden:", f":caption: {caption}", "", *lines])
         text += "\n```\n"
     return text
@@ -139,17 +149,38 @@ def remote_requests(site: Path) -> Iterator[str]:
             yield f"{path.relative_to(site)}: {match}"
 
 
-def main(site: Path) -> int:
-    pages = site.with_name(f"{site.name}-source")
-    for folder in (pages, site):
-        shutil.rmtree(folder, ignore_errors=True)
-    copy_pages(pages)
+def write_configurator(folder: Path) -> None:
+    """Write the page on which a project is configured."""
+    page = build.read_page(REPOSITORY)
+    build.write_data(page, f"gh:{OWNER_AND_NAME}", folder)
+    bundle.write_page(folder)
+
+
+def run_sphinx(pages: Path, site: Path) -> int:
+    """Make the site of the copied pages."""
     sphinx = [sys.executable, "-m", "sphinx", "--quiet", "--fail-on-warning", "--keep-going"]
     options = ["--builder", "html", "--conf-dir", str(CONFIGURATION)]
     cache = ["--doctree-dir", str(pages / ".doctrees")]
-    code = subprocess.call([*sphinx, *options, *cache, str(pages), str(site)])
+    return subprocess.call([*sphinx, *options, *cache, str(pages), str(site)])
+
+
+def main(site: Path) -> int:
+    pages = site.with_name(f"{site.name}-source")
+    projects = site.with_name(f"{site.name}-projects")
+    for folder in (pages, site):
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+    has_configurator = bundle.install()
+    address = f"../{CONFIGURATOR}" if has_configurator else ""
+    copy_pages(pages)
+    example_pages.write_pages(pages, projects, address)
+    code = run_sphinx(pages, site)
     if code:
         return code
+    if has_configurator:
+        write_configurator(site / "configurator")
+    else:
+        print("not built: the configurator; it needs Node, and npm's registry for its libraries")
     requests = list(remote_requests(site))
     for line in requests:
         print(f"error: a page asks another host: {line}", file=sys.stderr)

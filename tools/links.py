@@ -105,8 +105,10 @@ def local_file(target: str, document: Path) -> Path | None:
 
 
 def site_page(path: str) -> Path:
-    """The Markdown file of a page of the site."""
+    """The Markdown file of a page of the site; of pages that are made with it, what makes them."""
     outside = {
+        "configurator": "tools/configurator/page/index.html",
+        "projects": "tools/example_pages.py",
         "overview.html": "README.md",
         "contribute.html": "CONTRIBUTING.md",
         "changelog.html": "CHANGELOG.md",

@@ -8,9 +8,9 @@ import functools
 import pickle
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import jinja2
-import pytest
 import yaml
 from copier import _template
 from copier._main import Worker
@@ -26,16 +26,21 @@ def quickly() -> Iterator[None]:
     """While open: libyaml reads YAML, each text of the template is read and compiled once for all
     renders, text without a brace is taken as it is, and git is asked once about a template, not
     about every file."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_template, "get_repo", _repository)
-        patch.setattr(Worker, "_render_string", _string)
-        patch.setattr(
-            Worker, "answers_relpath", property(lambda worker: worker.template.answers_relpath)
-        )
-        patch.setattr(yaml, "SafeLoader", getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-        patch.setattr(yaml, "safe_load", _load)
-        patch.setattr(jinja2.Environment, "compile", _compile)
-        patch.setattr(Worker, "_sync_git_index_executable_bit", lambda *_: None, raising=False)
+    asked_once = property(lambda worker: worker.template.answers_relpath)
+    quicker = [
+        mock.patch.object(_template, "get_repo", _repository),
+        mock.patch.object(Worker, "_render_string", _string),
+        mock.patch.object(Worker, "answers_relpath", asked_once),
+        mock.patch.object(yaml, "SafeLoader", getattr(yaml, "CSafeLoader", yaml.SafeLoader)),
+        mock.patch.object(yaml, "safe_load", _load),
+        mock.patch.object(jinja2.Environment, "compile", _compile),
+    ]
+    if hasattr(Worker, "_sync_git_index_executable_bit"):
+        synced = mock.patch.object(Worker, "_sync_git_index_executable_bit")
+        quicker.append(synced)
+    with contextlib.ExitStack() as stack:
+        for patch in quicker:
+            stack.enter_context(patch)
         yield
 
 

@@ -8,13 +8,13 @@ import pytest
 import yaml
 from configurator import coverage, private
 from configurator.answers import WRITTEN, Answers
-from configurator.build import contents_file, read_page
+from configurator.build import contents_file, newest_release, read_page
 from configurator.files import File
 from configurator.programs import Programs
 from configurator.reachable import Reached
 from configurator.unknown import NotComputable
 from configured import SOURCE, built
-from copiers import LOWEST
+from copiers import LOWEST, _clean_home, commit, git  # noqa: F401
 from rendering import REPOSITORY, template
 
 
@@ -128,3 +128,11 @@ def test_a_workload_has_its_texts_in_a_file_of_its_own():
     common = (folder / "contents.js").read_text(encoding="utf-8")
     assert "class TemporalBlock" not in common
     assert "class TemporalBlock" in (folder / "contents-graph.js").read_text(encoding="utf-8")
+
+
+def test_the_page_shows_the_newest_release(tmp_path):
+    assert newest_release(tmp_path) == "HEAD"
+    commit(tmp_path)
+    for tag in ("0.9.0", "v0.10.0", "v0.11.0rc1", "other"):
+        git(tmp_path, "tag", tag)
+    assert newest_release(tmp_path) == "v0.10.0"

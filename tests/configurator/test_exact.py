@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import random
 import re
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -140,3 +141,23 @@ def test_words_survive_a_posix_shell():
 def test_words_for_powershell_are_quoted_for_it():
     quoted = in_node("functions.js", "powershellWord", given=["a'b", "$HOME `x`", "plain", "a,b"])
     assert quoted == ["'a''b'", "'$HOME `x`'", "plain", "'a,b'"]
+
+
+def test_commands_have_what_differs_and_a_release():
+    before = {"workload": "llm", "extras": ["check"]}
+    after = {"workload": "llm", "gpu": "h100", "extras": ["tune", "check"], "project_name": "A'b"}
+    rows = [
+        {"version": "v1.2.3", "before": before, "after": after},
+        {"version": "v1.2.3-4-gabc", "before": {}, "after": {}},
+    ]
+    (posix, powershell), (usual, _) = in_node("commands.js", str(built().folder), given=rows)
+    words = shlex.split(posix[0])
+    assert words[:5] == ["copier", "copy", "--defaults", "-r", "v1.2.3"]
+    assert words[5:7] == ["-d", "project_name=A'b"]
+    assert words[-2:] == [SOURCE, "a-b"]
+    assert "'project_name=A''b'" in powershell[0]
+    assert shlex.split(posix[1])[5:] == [
+        *("-d", "project_name=A'b", "-d", "package_name=a_b", "-d", "gpu=h100"),
+        *("-d", "extras=[check, tune]"),
+    ]
+    assert usual == [f"copier copy --defaults {SOURCE} my-training", ""]

@@ -16,7 +16,9 @@ COPIERS: dict[str, Any] = {
 }
 # Compute capabilities of cards that are not listed, of which the page offers these. Copier takes
 # every number.
-CAPABILITIES = "8.0 5.0 5.2 5.3 6.0 6.1 6.2 7.0 7.2 7.5 8.6 8.7 8.9 9.0 10.0 10.1 10.3 11.0 12.0 12.1"
+CAPABILITIES = (
+    "8.0 5.0 5.2 5.3 6.0 6.1 6.2 7.0 7.2 7.5 8.6 8.7 8.9 9.0 10.0 10.1 10.3 11.0 12.0 12.1"
+)
 # Typed texts for a second rendering of each piece that prints one: nothing else may differ.
 PROBES = {
     "project_name": "a 'b' \"c\" \\d $e <f> É {g}",

@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import shutil
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -27,6 +29,7 @@ from .questions import described, trees
 from .reachable import Possible, Reached
 
 SOURCE = "gh:org/fasttrain-template"
+RELEASE = re.compile(r"v?\d+\.\d+\.\d+")
 COMMON = ""  # the name of the texts that several workloads share
 
 
@@ -164,10 +167,18 @@ def write(path: Path, assignment: str, value: Any) -> None:
     path.write_text(f"{assignment}{text};\n", encoding="utf-8")
 
 
+def newest_release(checkout: Path) -> str:
+    """The tag of the newest release; HEAD where there is none."""
+    command = ["git", "tag", "--list", "--sort=-version:refname"]
+    done = subprocess.run(command, cwd=checkout, capture_output=True, encoding="utf-8")
+    releases = [tag for tag in done.stdout.split() if RELEASE.fullmatch(tag)]
+    return releases[0] if releases else "HEAD"
+
+
 def read_page(checkout: Path) -> Page:
-    """The page of a checkout's template."""
+    """The page of a checkout's newest release, which Copier takes, too. Without one, of HEAD."""
     with tempfile.TemporaryDirectory() as scratch:
-        template = Template(checkout, Path(scratch))
+        template = Template(checkout, Path(scratch), newest_release(checkout))
         try:
             return Page(template)
         finally:

@@ -15,9 +15,14 @@ def has_node() -> bool:
     return shutil.which("node") is not None
 
 
+def is_installed() -> bool:
+    """Whether the libraries are there."""
+    return has_node() and ESBUILD.exists()
+
+
 def install() -> bool:
     """Install the libraries of package-lock.json; False if there is no npm, or no network."""
-    if ESBUILD.exists():
+    if is_installed():
         return True
     npm = shutil.which("npm")
     if npm is None or not has_node():

@@ -20,11 +20,11 @@ TESTED = ("9.15.0", "9.19.1")
 
 
 class Template:
-    """A template as Copier reads it: the committed state of a checkout, or a folder without git."""
+    """A template as Copier reads it: a version of a repository, or a folder without git."""
 
-    def __init__(self, checkout: Path, scratch: Path):
+    def __init__(self, checkout: Path, scratch: Path, version: str = "HEAD"):
         worker = Worker(
-            src_path=str(checkout), dst_path=scratch / "project", vcs_ref="HEAD", quiet=True
+            src_path=str(checkout), dst_path=scratch / "project", vcs_ref=version, quiet=True
         )
         self._template = worker.template
         self.environment = worker.jinja_env
