@@ -20,7 +20,7 @@ COPIER := build/.venv-copier
 LOWEST_VERSION := $(shell sed -n 's/^_min_copier_version: "\([0-9.]*\)".*/\1/p' copier.yml)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all attack lint docs examples links config reference bench bench-gpu
+.PHONY: help setup demo test test-all attack lint docs examples screenshot links config reference bench bench-gpu
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-11s%s\n", $$1, $$2 }' Makefile
@@ -65,6 +65,10 @@ docs: $(DOCS) ## build the site of docs/, the README and the configurator into b
 
 examples: $(READY) ## the default project of each workload and layout in build/examples; AGAINST=REV: what changed in them since a commit
 	$(BIN)/python tools/examples.py build/examples $(if $(AGAINST),--against $(AGAINST))
+
+screenshot: $(READY) ## take the README's screenshot of the configurator; needs Node and Chromium
+	cd tools && ../$(BIN)/python -c 'from configurator import bundle; bundle.install()'
+	cd tools && ../$(BIN)/python -m configurator.screenshot
 
 links: ## ask every site that the documents link to; needs a network
 	$(PYTHON) tools/links.py

@@ -71,8 +71,11 @@ def write(folder: Path, source: Path) -> list[Example]:
 def template_at(revision: str, folder: Path) -> Path:
     """The template as a commit has it."""
     command = ["git", "archive", "--format=tar", revision, "template", "copier.yml"]
-    archive = subprocess.run(command, cwd=REPOSITORY, check=True, capture_output=True).stdout
-    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True)
+    if done.returncode:
+        print(f"error: no such commit: {revision}: git log lists them", file=sys.stderr)
+        raise SystemExit(2)
+    with tarfile.open(fileobj=io.BytesIO(done.stdout)) as tar:
         tar.extractall(folder, filter="data")
     return folder
 
@@ -93,12 +96,13 @@ def main(words: list[str]) -> int:
     parser.add_argument("--against", metavar="REV", help="show what changed since this commit")
     arguments = parser.parse_args(words)
     folder = arguments.folder
-    written = write(folder, template())
-    print(f"{len(written)} projects in {folder}", file=sys.stderr)
-    if arguments.against:
-        with tempfile.TemporaryDirectory() as scratch:
-            before = Path(scratch) / "before"
+    with tempfile.TemporaryDirectory() as scratch:
+        before = Path(scratch) / "before"
+        if arguments.against:
             write(before, template_at(arguments.against, Path(scratch) / "template"))
+        written = write(folder, template())
+        print(f"{len(written)} projects in {folder}", file=sys.stderr)
+        if arguments.against:
             after = shutil.copytree(folder, Path(scratch) / "after")
             print(difference(before, after), end="")
     return 0

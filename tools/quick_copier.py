@@ -27,7 +27,7 @@ def quickly() -> Iterator[None]:
     renders, text without a brace is taken as it is, and git is asked once about a template, not
     about every file."""
     asked_once = property(lambda worker: worker.template.answers_relpath)
-    quicker = [
+    quicker: list[Any] = [
         mock.patch.object(_template, "get_repo", _repository),
         mock.patch.object(Worker, "_render_string", _string),
         mock.patch.object(Worker, "answers_relpath", asked_once),

@@ -9,12 +9,12 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from configurator import build, bundle
+from configurator import build, bundle, screenshot
 from configured import CHECKS, SOURCE, in_node, needs_node, page_folder
 from copiers import _clean_home, commit, git  # noqa: F401
 from rendering import replace, template
 
-CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
+CHROMIUM = os.environ.get("CHROMIUM") or "/usr/bin/chromium"
 LINKS = [
     {"workload": "llm", "gpu": "h100", "precision": "fp8", "extras": ["check", "slurm"]},
     {"workload": "tabular", "layout": "script", "project_name": "Cats & 'dogs'"},
@@ -24,11 +24,14 @@ LINKS = [
 needs_libraries = pytest.mark.skipif(
     not bundle.ESBUILD.exists(), reason="not run: npm ci in tools/configurator was not run"
 )
+needs_browser = pytest.mark.skipif(
+    not Path(CHROMIUM).exists(), reason="not run: there is no Chromium; CHROMIUM names another"
+)
 
 
 @needs_node
 @needs_libraries
-@pytest.mark.skipif(not Path(CHROMIUM).exists(), reason="not run: there is no Chromium")
+@needs_browser
 def test_the_page_works_in_a_browser(tmp_path):
     folder = page_folder(tmp_path / "page")
     done = subprocess.run(
@@ -40,6 +43,17 @@ def test_the_page_works_in_a_browser(tmp_path):
     failures = [line for line in done.stdout.splitlines() if line.startswith("FAIL")]
     assert done.returncode == 0, "\n".join([*failures, done.stderr])
     assert done.stdout.count("ok  ") > 30
+
+
+@needs_node
+@needs_libraries
+@needs_browser
+def test_the_picture_of_the_readme_shows_the_page(tmp_path):
+    """`make screenshot` takes it anew."""
+    folder = page_folder(tmp_path / "page")
+    assert screenshot.kept_words(screenshot.SCREENSHOT) == screenshot.take(
+        folder, tmp_path / "screenshot.png"
+    )
 
 
 @needs_node

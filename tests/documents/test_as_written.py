@@ -18,7 +18,12 @@ from test_pages import command_lines
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
 BIN = Path(sys.executable).parent
 SOURCE = "gh:org/fasttrain-template"  # what the documents call the template
-PROMPTS = [name for name in questions() if name not in ("gpu_compute_capability", "gpu_memory_gb")]
+OTHER_CARD = ("gpu_compute_capability", "gpu_memory_gb")
+PROMPTS = [
+    name
+    for name, question in questions().items()
+    if name not in OTHER_CARD and question.get("ask") is not False
+]
 
 pytestmark = pytest.mark.full
 
@@ -28,7 +33,7 @@ def home(tmp_path, monkeypatch):
     """A new user's home; programs that an installer puts there are found first."""
     programs = tmp_path / "programs"
     programs.mkdir()
-    for name in ("uv", "pipx"):
+    for name in ("uv", "uvx", "pipx"):
         (programs / name).symlink_to(BIN / name)
     home = tmp_path / "home"
     path = f"{home}/.local/bin:{home}/.copier/bin:{programs}:/usr/local/bin:/usr/bin:/bin"

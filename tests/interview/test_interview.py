@@ -2,17 +2,18 @@
 by 30."""
 
 import shutil
-import sys
 
 import pytest
 import yaml
 from copiers import COPIERS, _clean_home, commit, copied, run_copier  # noqa: F401
-from rendering import template
+from rendering import REPOSITORY, template
 from terminal import CLEAR, DOWN, ENTER, Terminal, asked
 from variants import choices, families, offered, questions
 
 POINTER = " » "
-COPY = [sys.executable, "-m", "copier", "copy"]
+EVERYTHING = ("--ask", "*")  # also what Copier does not ask from 9.19 on
+NOT_ASKED = {name for name, question in questions().items() if question.get("ask") is False}
+OTHER_CARD = ("gpu_compute_capability", "gpu_memory_gb")  # asked for a card that is not listed
 FIRST = ("project_name", "package_name", "project_description", "workload", "layout")
 
 
@@ -23,12 +24,6 @@ def labels(question, family=None):
         return list(offered(question))
     by_card = {card: label for label, card in offered(question).items()}
     return [by_card[card] for card in [*families()[family]["cards"], "auto", "cpu", "other"]]
-
-
-@pytest.fixture
-def interview(tmp_path):
-    with Terminal([*COPY, str(template()), "project"], tmp_path) as terminal:
-        yield terminal
 
 
 def pointed(lines):
@@ -74,30 +69,65 @@ def entered(interview, question, text=""):
 
 
 @pytest.mark.parametrize(
-    ("workload", "gpu", "refusals"),
+    ("copier", "words", "workload", "gpu", "refusals", "number"),
     [
-        ("timeseries", "gtx_1080_ti", ["tf32", "bf16", "fp8", "fsdp"]),
-        ("llm", "rtx_3060", ["fp8", "frames", "lanes"]),
+        ("newest", (), "timeseries", "gtx_1080_ti", ["tf32", "bf16", "fp8", "fsdp"], 11),
+        ("newest", EVERYTHING, "llm", "rtx_3060", ["fp8", "frames", "lanes"], 13),
+        ("lowest", (), "llm", "rtx_3060", ["fp8", "frames", "lanes"], 13),
     ],
+    ids=["usual", "everything", "lowest"],
 )
-def test_each_question_choice_and_refusal_is_read_whole(workload, gpu, refusals, interview):
+@pytest.mark.first(2)
+def test_each_question_choice_and_refusal_is_read_whole(
+    copier, words, workload, gpu, refusals, number, tmp_path
+):
+    command = [*COPIERS[copier], "copy", *words, str(template()), "project"]
+    skipped = NOT_ASKED if number == 11 else set()
+    with Terminal(command, tmp_path) as interview:
+        refused = answer_all(interview, workload, gpu, skipped)
+        interview.shows("is ready")
+    assert len(questions()) - len(OTHER_CARD) - len(skipped) == number
+    saved = (tmp_path / "project/.copier-answers.yml").read_text(encoding="utf-8")
+    answers = yaml.safe_load(saved)
+    assert answers["gpu"] == gpu
+    assert "gpu_family" not in answers
+    assert answers["tracker"] == "none"
+    assert {line.strip(" -").split(":")[0] for line in refused} == set(refusals)
+    assert all(line.endswith(")") for line in refused), "the reasons to their last letter"
+
+
+def answer_all(interview, workload, gpu, skipped):
+    """Answers every question that is not skipped; returns the lines of refused choices."""
     for question in ("project_name", "package_name", "project_description"):
-        entered(interview, question)
+        if question not in skipped:
+            entered(interview, question)
     chosen(interview, "workload", [*questions()["workload"]["choices"].values()].index(workload))
     refused = chosen(interview, "layout")
     (family,) = (name for name, row in families().items() if gpu in row["cards"])
     chosen(interview, "gpu_family", choices("gpu_family").index(family))
     chosen(interview, "gpu", families()[family]["cards"].index(gpu), family)
     for question in ("precision", "loader", "framework", "distributed", "tracker", "extras"):
-        refused += chosen(interview, question)
-    interview.shows("is ready")
-    answers = yaml.safe_load(
-        (interview.folder / "project/.copier-answers.yml").read_text(encoding="utf-8")
-    )
-    assert answers["gpu"] == gpu
-    assert "gpu_family" not in answers
-    assert {line.strip(" -").split(":")[0] for line in refused} == set(refusals)
-    assert all(line.endswith(")") for line in refused), "the reasons to their last letter"
+        if question not in skipped:
+            refused += chosen(interview, question)
+    return refused
+
+
+def test_the_pages_say_how_many_questions_are_asked():
+    for page in ("README.md", "docs/tutorial/start.md"):
+        text = (REPOSITORY / page).read_text(encoding="utf-8")
+        assert "asks 11 questions" in text, page
+        assert page == "README.md" or "older ones ask all 13" in text
+
+
+@pytest.mark.parametrize("copier", COPIERS)
+def test_what_is_not_asked_can_be_answered_and_stays(copier, tmp_path):
+    upstream = commit(shutil.copytree(template(), tmp_path / "template"), "1.0.0")
+    answers = {"tracker": "tensorboard", "project_description": "Mine"}
+    project = copied(upstream, tmp_path / "project", "1.0.0", copier, **answers)
+    run_copier(copier, "update", "--defaults", "-d", "gpu=h100", cwd=project)
+    saved = yaml.safe_load((project / ".copier-answers.yml").read_text(encoding="utf-8"))
+    assert answers.items() <= saved.items()
+    assert saved["gpu"] == "h100"
 
 
 @pytest.mark.parametrize("copier", COPIERS)
@@ -109,7 +139,8 @@ def test_an_update_with_questions_begins_at_the_family_and_card_of_the_project(c
     project = copied(upstream, tmp_path / "project", "1.0.0", gpu="a100_40gb")
     with Terminal([*COPIERS[copier], "update"], project) as terminal:
         for question in FIRST:
-            entered(terminal, question)
+            if copier == "lowest" or question not in NOT_ASKED:
+                entered(terminal, question)
         asked(terminal, "gpu_family")
         terminal.shows(POINTER + "ampere")
         down(terminal)

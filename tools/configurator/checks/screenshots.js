@@ -1,11 +1,11 @@
-// node checks/pictures.js FOLDER PICTURES: pictures of the page, to look at.
+// node checks/screenshots.js FOLDER SCREENSHOTS: screenshots of the page, to look at.
 
 import { mkdirSync } from "node:fs";
 import { join, resolve } from "node:path";
 
 import { launch } from "./chromium.js";
 
-const [folder, pictures] = process.argv.slice(2);
+const [folder, screenshots] = process.argv.slice(2);
 const PAGES = {
   default: "",
   answers: "#workload=llm&gpu=v100&tracker=wandb&extras=check,benchmark&file=README.md",
@@ -25,15 +25,15 @@ async function take(browser, name, width, height, scheme) {
   await page.emulateMediaFeatures([{ name: "prefers-color-scheme", value: scheme }]);
   await page.goto(`file://${resolve(folder, "index.html")}${PAGES[name]}`);
   await page.waitForFunction("document.querySelector('#code table')");
-  await page.screenshot({ path: join(pictures, `${name}-${width}-${scheme}.png`) });
+  await page.screenshot({ path: join(screenshots, `${name}-${width}-${scheme}.png`) });
   for (const pane of isPhone ? ["files", "code"] : []) {
     await page.click(`#tabs [data-pane=${pane}]`);
-    await page.screenshot({ path: join(pictures, `${name}-${width}-${scheme}-${pane}.png`) });
+    await page.screenshot({ path: join(screenshots, `${name}-${width}-${scheme}-${pane}.png`) });
   }
   await page.close();
 }
 
-mkdirSync(pictures, { recursive: true });
+mkdirSync(screenshots, { recursive: true });
 const browser = await launch();
 for (const [width, height] of SIZES) {
   for (const scheme of ["light", "dark"]) {
