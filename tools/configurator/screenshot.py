@@ -1,4 +1,4 @@
-"""The README's screenshot of the configurator: `python -m configurator.screenshot`, in the folder tools.
+"""The README's screenshot of the configurator; run in tools/: `python -m configurator.screenshot`.
 
 The words that the screenshot shows are kept in it, so a test knows when it is out of date.
 """

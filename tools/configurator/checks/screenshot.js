@@ -1,4 +1,4 @@
-// node checks/screenshot.js FOLDER SCREENSHOT: a screenshot of the page for the README. Prints the words
+// node checks/screenshot.js FOLDER FILE: a screenshot of the page for the README. Prints the words
 // that it shows, without numbers, as JSON.
 
 import { join, resolve } from "node:path";
