@@ -72,8 +72,8 @@ def entered(interview, question, text=""):
     ("copier", "words", "workload", "gpu", "refusals", "number"),
     [
         ("newest", (), "timeseries", "gtx_1080_ti", ["tf32", "bf16", "fp8", "fsdp"], 11),
-        ("newest", EVERYTHING, "llm", "rtx_3060", ["fp8", "frames", "lanes"], 13),
-        ("lowest", (), "llm", "rtx_3060", ["fp8", "frames", "lanes"], 13),
+        ("newest", EVERYTHING, "llm", "rtx_3060", ["fp8", "frames", "lanes", "timezones"], 13),
+        ("lowest", (), "llm", "rtx_3060", ["fp8", "frames", "lanes", "timezones"], 13),
     ],
     ids=["usual", "everything", "lowest"],
 )
