@@ -146,7 +146,7 @@ Variants = dict[Described, list[Place]]
 PLACES = [
     *(Place(workload, "none", "memmap") for workload in ALL),
     *(Place(ALL[0], tracker, "memmap") for tracker in SERVERS),
-    *(Place(workload, "none", "memmap", "fp8") for workload in ("llm", "seq2seq")),
+    *(Place(workload, "none", "memmap", "fp8") for workload in ("llm", "seq2seq", "chat")),
     *(Place(workload, "none", loader) for workload in ALL for loader in ("chunk", "dataloader")),
 ]
 

@@ -28,6 +28,11 @@ TINY = {
         *("--model.width", "16", "--model.depth", "1", "--data.batch_size", "64"),
         *("--optimizer.learning_rate", "0.01", "--schedule.warmup_steps", "10"),
     ),
+    "chat": (
+        *("--data.sample_chats", "400", "--data.block_size", "128", "--data.batch_size", "2"),
+        *("--model.layers", "1", "--model.width", "64", "--model.hidden", "128"),
+        *("--schedule.warmup_steps", "10", "--optimizer.learning_rate", "0.003"),
+    ),
     "vision": ("--data.batch_size", "64", "--model.width", "8", "--schedule.warmup_steps", "10"),
     "windows": (
         *("--model.width", "16"),

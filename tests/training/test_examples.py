@@ -28,6 +28,7 @@ SHOWN = {  # by workload: what it draws, and a metric that no sum over samples g
     "forecast": ({"forecasts.png"}, "smape"),
     "llm": ({"texts.md"}, "perplexity"),
     "seq2seq": ({"pairs.md"}, "token_accuracy"),
+    "chat": ({"texts.md"}, "exact_match"),
 }
 
 

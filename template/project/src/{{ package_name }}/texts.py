@@ -129,7 +129,7 @@ def rows(path: Path, encoding: str, keys: tuple[str, ...], remedy: str) -> Found
     Raises `UserError` for a value that is not a text.
     """
     is_parquet = row_format(path, encoding) == ROWS[1]
-    read = _parquet(path, keys) if is_parquet else _json(path, encoding, remedy)
+    read = parquet_rows(path, keys) if is_parquet else _json(path, encoding, remedy)
     for where, row in read:
         fields = row if isinstance(row, dict) else {}
         texts: list[Any] = [fields.get(key) for key in keys]
@@ -167,7 +167,7 @@ def _json(path: Path, encoding: str, remedy: str) -> Iterator[tuple[str, object]
             yield where, row
 
 
-def _parquet(path: Path, keys: tuple[str, ...]) -> Iterator[tuple[str, object]]:
+def parquet_rows(path: Path, keys: tuple[str, ...] = ()) -> Iterator[tuple[str, object]]:
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -176,7 +176,7 @@ def _parquet(path: Path, keys: tuple[str, ...]) -> Iterator[tuple[str, object]]:
         file = parquet.ParquetFile(path)
         # If a field is missing, the error names those that the rows have.
         has_all = {*keys} <= {*file.schema_arrow.names}
-        for batch in file.iter_batches(TOGETHER, columns=list(keys) if has_all else None):
+        for batch in file.iter_batches(TOGETHER, columns=list(keys) if has_all and keys else None):
             for row in batch.to_pylist():
                 number += 1
                 yield f"{path}, row {number}", row

@@ -1,0 +1,67 @@
+"""Answers to questions of the validation split, for the report and the tracker.
+
+`examples` returns texts in Markdown, or matplotlib figures, by name. hooks/examples.py calls it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from .tokenizer import restore
+
+if TYPE_CHECKING:
+    from .engine.interfaces import Batch
+    from .engine.training.project import Project
+
+SAMPLES = 1  # the minimum, which is one batch
+TEXTS = 3  # conversations of the first packed sample
+ADDED = 64  # tokens to generate
+
+
+def answer(project: Project, batch: Batch) -> Batch:
+    """Return `added` (TEXTS, ADDED): tokens that follow the first questions.
+
+    Each process generates as many tokens as the others, since FSDP's processes wait for each other.
+    """
+    tokens = batch["tokens"][0].tolist()
+    places = questions(batch) or [(0, 1, 1)]
+    added = []
+    for number in range(TEXTS):
+        begin, given, _ = places[min(number, len(places) - 1)]
+        added.append(project.model.generate(tokens[begin:given], ADDED, ends=[]))
+    return {"added": torch.tensor(added)}
+
+
+def questions(batch: Batch) -> list[tuple[int, int, int]]:
+    """Return where the first conversations begin, and where their first answers begin and end."""
+    targets = batch["targets"][0].tolist()
+    begins = batch["first"][0].nonzero()[:TEXTS, 0].tolist()
+    found = []
+    for begin in begins:
+        # The target of a token is the next one.
+        given = next((place for place in range(begin, len(targets)) if targets[place] >= 0), None)
+        if given is not None:
+            end = next((place for place in range(given, len(targets)) if targets[place] < 0), None)
+            found.append((begin, given + 1, end or len(targets)))
+    return found
+
+
+def examples(batch: Batch, predictions: Batch, project: Project) -> dict[str, str]:
+    """Show how the model answers the first question of some conversations."""
+    tokenizer = restore(project.store.facts["tokenizer"])
+    tokens = batch["tokens"][0].tolist()
+    paragraphs = ["## Answers to questions of the validation split"]
+    for place, added in zip(questions(batch), predictions["added"].tolist(), strict=False):
+        begin, given, end = place
+        length = next((n for n, token in enumerate(added) if token in tokenizer.ends), ADDED)
+        quoted = {
+            "Question": tokenizer.library.decode(tokens[begin:given], skip_special_tokens=False),
+            "Answer in the data": tokenizer.decode(tokens[given:end]),
+            "Answer of the model": tokenizer.decode(added[:length]),
+        }
+        for title, text in quoted.items():
+            lines = [f"    {line}" for line in text.splitlines()]
+            paragraphs.append(f"{title}:\n\n" + "\n".join(lines))
+    return {"texts": "\n\n".join(paragraphs) + "\n"}

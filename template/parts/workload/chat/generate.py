@@ -1,0 +1,146 @@
+"""Ask a trained run: one question, the questions of a file, or in a chat."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ..engine.errors import UserError
+from ..engine.files import replacing
+from ..engine.runs import typed_path
+from ..trained import add_flags, open_run
+
+COLDEST = 1e-3  # logits divided by less overflow fp32, and the result would be that of 0
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `generate`."""
+    add = parser.add_argument
+    add("--prompt", metavar="TEXT", help="question to answer (default: a chat in the terminal)")
+    text = "text file with a question a line, or file as for `prepare`, without its last answers"
+    add("--input", type=typed_path, metavar="FILE", help=text)
+    text = "JSONL to write, with the messages of each conversation (default: print the answers)"
+    add("--output", type=typed_path, metavar="FILE", help=text)
+    add("--system", metavar="TEXT", help="system message before the question")
+    tokens = "maximum length of an answer (default: 256)"
+    add("--tokens", type=int, default=256, metavar="N", help=tokens)
+    spread = "0 always takes the most likely token, 1 samples from the model (default: 0)"
+    add("--temperature", type=float, default=0.0, metavar="X", help=spread)
+    likeliest = "sample only from the N most likely tokens (default: all)"
+    add("--top-k", type=int, metavar="N", help=likeliest)
+    add("--seed", type=int, default=0, metavar="N", help="seed of the sampling (default: 0)")
+    add_flags(parser, split=False)
+
+
+def main(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
+    """Print or write the answers, or chat until the end of the input."""
+    check_choices(arguments)
+    asked = questions(arguments)
+    _, project, _ = open_run(arguments, load, needs_data=False)
+    answer = Answerer(project, arguments)
+    if asked is None:
+        chat(answer, opening(arguments))
+        return
+    written = []
+    for messages in asked:
+        text = answer(messages)
+        written.append([*messages, {"role": "assistant", "content": text}])
+        if not arguments.output:
+            print(text)
+    if arguments.output:
+        with replacing(Path(arguments.output)) as file:
+            for messages in written:
+                row = json.dumps({"messages": messages}, ensure_ascii=False)
+                file.write(row.encode() + b"\n")
+        print(f"written to: {arguments.output}")
+
+
+def opening(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return the messages before the first question."""
+    if arguments.system is None:
+        return []
+    return [{"role": "system", "content": arguments.system}]
+
+
+def questions(arguments: argparse.Namespace) -> list[list[dict[str, Any]]] | None:
+    """Return the conversations to continue, or None for a chat. Raises `UserError`."""
+    from ..prepare.conversations import read_questions
+
+    before = opening(arguments)
+    if arguments.prompt is not None:
+        return [[*before, {"role": "user", "content": arguments.prompt}]]
+    if arguments.input:
+        return [[*before, *messages] for messages in read_questions(Path(arguments.input))]
+    return None
+
+
+def chat(answer: Answerer, messages: list[dict[str, Any]]) -> None:
+    """Answer each line of the terminal, with all messages before it."""
+    while True:
+        try:
+            question = input("> ")
+        except EOFError:
+            return
+        messages.append({"role": "user", "content": question})
+        text = answer(messages)
+        messages.append({"role": "assistant", "content": text})
+        print(text)
+
+
+class Answerer:
+    """Writes the assistant's next turn of a conversation."""
+
+    def __init__(self, project: Any, arguments: argparse.Namespace):
+        from ..tokenizer import restore
+
+        self.project = project
+        self.arguments = arguments
+        self.tokenizer = restore(project.store.facts["tokenizer"])
+
+    def __call__(self, messages: list[dict[str, Any]]) -> str:
+        import torch
+
+        from ..tokenizer import Rejected
+
+        tokenizer = self.tokenizer
+        try:
+            text = tokenizer.render(messages, answers=True)
+        except Rejected as error:
+            what = f"the chat template rejects the conversation ({error})"
+            raise UserError(what, "generate", "ask in the order that the model knows") from error
+        tokens = tokenizer.encode([text])[0].tokens
+        with torch.inference_mode(), self.project.precision.autocast():
+            added = self.project.model.generate(
+                tokens,
+                self.arguments.tokens,
+                tokenizer.ends,
+                self.arguments.temperature,
+                self.arguments.top_k or 0,
+                self.arguments.seed,
+            )
+        return tokenizer.decode(added)
+
+
+def check_choices(arguments: argparse.Namespace) -> None:
+    """Raise `UserError` for a value that cannot be used."""
+    from ..texts import check_text
+
+    check_text(arguments.prompt or "", "--prompt")
+    check_text(arguments.system or "", "--system")
+    if arguments.prompt is not None and arguments.input:
+        raise UserError("two sources of questions", "--prompt, --input", "choose one")
+    if arguments.output and arguments.prompt is None and not arguments.input:
+        raise UserError("a chat is not written", "--output", "add --prompt or --input")
+    ranges = {
+        "tokens": arguments.tokens >= 1,
+        "seed": 0 <= arguments.seed < 2**64,
+        "top-k": arguments.top_k is None or arguments.top_k >= 1,
+        "temperature": arguments.temperature == 0 or COLDEST <= arguments.temperature < math.inf,
+    }
+    for name, is_valid in ranges.items():
+        if not is_valid:
+            raise UserError("a number out of its range", f"--{name}", "see generate --help")
