@@ -195,7 +195,7 @@ class Copies(TorchDispatchMode):
 
 # The numbers of the samples, and the places of their spans in each array; some have more arrays.
 COPIES = {"timeseries": 2, "llm": 2, "tabular": 4, "seq2seq": 3, "windows": 3, "graph": 5}
-COPIES |= {"forecast": 5, "vision": 3}
+COPIES |= {"forecast": 5, "vision": 3, "chat": 4}
 
 
 @every_workload
@@ -230,7 +230,7 @@ def test_the_loss_without_a_model_is_that_of_a_model_without_weights(workload):
     batch = read(workload, [*range(len(samples(workload, "validation")))])
     output = model(batch)
     expected = output.loss.item()
-    if workload in ("llm", "seq2seq"):  # whose models pad the vocabulary
+    if workload in ("llm", "seq2seq", "chat"):  # whose models pad the vocabulary
         expected = np.log(store(workload).facts["vocabulary"])
     if workload in ("forecast", "timeseries"):  # whose evaluations compute it
         total, count = output.metrics["loss_of_mean"]

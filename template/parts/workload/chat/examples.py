@@ -21,20 +21,20 @@ ADDED = 64  # tokens to generate
 
 
 def answer(project: Project, batch: Batch) -> Batch:
-    """Return `added` (TEXTS, ADDED): tokens that follow the first questions.
+    """Return `added` (1, TEXTS, ADDED): tokens that follow the first questions of a sample.
 
     Each process generates as many tokens as the others, since FSDP's processes wait for each other.
     """
     tokens = batch["tokens"][0].tolist()
-    places = questions(batch) or [(0, 1, 1)]
+    places = first_questions(batch) or [(0, 1, 1)]
     added = []
     for number in range(TEXTS):
         begin, given, _ = places[min(number, len(places) - 1)]
         added.append(project.model.generate(tokens[begin:given], ADDED, ends=[]))
-    return {"added": torch.tensor(added)}
+    return {"added": torch.tensor([added])}
 
 
-def questions(batch: Batch) -> list[tuple[int, int, int]]:
+def first_questions(batch: Batch) -> list[tuple[int, int, int]]:
     """Return where the first conversations begin, and where their first answers begin and end."""
     targets = batch["targets"][0].tolist()
     begins = batch["first"][0].nonzero()[:TEXTS, 0].tolist()
@@ -53,7 +53,7 @@ def examples(batch: Batch, predictions: Batch, project: Project) -> dict[str, st
     tokenizer = restore(project.store.facts["tokenizer"])
     tokens = batch["tokens"][0].tolist()
     paragraphs = ["## Answers to questions of the validation split"]
-    for place, added in zip(questions(batch), predictions["added"].tolist(), strict=False):
+    for place, added in zip(first_questions(batch), predictions["added"][0].tolist(), strict=False):
         begin, given, end = place
         length = next((n for n, token in enumerate(added) if token in tokenizer.ends), ADDED)
         quoted = {

@@ -48,7 +48,7 @@ class Rendered(NamedTuple):
     num_hidden: int = 0  # answers that the template shows in another way once others follow
 
 
-class Encoded(NamedTuple):
+class Tokens(NamedTuple):
     """The tokens of a text, and where each begins in it."""
 
     tokens: list[int]
@@ -79,17 +79,17 @@ class Tokenizer:
 
     # --- text to tokens
 
-    def encode(self, texts: list[str]) -> list[Encoded]:
+    def encode(self, texts: list[str]) -> list[Tokens]:
         """Encode texts on all cores. A special token between OPEN and CLOSE is ordinary text."""
         encoded = []
         for text, encoding in zip(texts, self._encode_all(texts), strict=True):
             if OPEN in text:
                 encoded.append(self._encode_parts(text))
             else:
-                encoded.append(Encoded(encoding.ids, [begin for begin, _ in encoding.offsets]))
+                encoded.append(Tokens(encoding.ids, [begin for begin, _ in encoding.offsets]))
         return encoded
 
-    def _encode_parts(self, text: str) -> Encoded:
+    def _encode_parts(self, text: str) -> Tokens:
         tokens: list[int] = []
         begins: list[int] = []
         place = 0
@@ -102,7 +102,7 @@ class Tokenizer:
             tokens += encoding.ids
             begins += [place if is_quoted else place + begin for begin, _ in encoding.offsets]
             place += len(part)
-        return Encoded(tokens, begins)
+        return Tokens(tokens, begins)
 
     def _encode_all(self, texts: list[str]) -> list[Any]:
         encodings: list[Any] = self.library.encode_batch(texts, add_special_tokens=False)
