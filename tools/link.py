@@ -48,10 +48,6 @@ def link(folder: Path, **answers: str) -> None:
                 place.write_text(ENVIRONMENT.from_string(text).render(answers), encoding="utf-8")
                 continue
             source_file = ROOT / str(ENVIRONMENT.compile_expression(include[1])(**answers))
-            text = source_file.read_text(encoding="utf-8")
-            if "# @if" in text:
-                place.write_text(ENVIRONMENT.from_string(text).render(answers), encoding="utf-8")
-                continue
         place.symlink_to(source_file)
 
 

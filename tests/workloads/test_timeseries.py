@@ -182,10 +182,10 @@ DATED: dict[str, tuple[str, int, dict, list[str]]] = {
 
 def test_forecasts_after_the_data_have_the_times_of_their_kind(tmp_path):
     as_dates = SERIES.module("prepare.clocks").as_dates
-    times_after = imported(project_of("timeseries+timezones"), "prepare.zones").times_after
+    times_after = imported(project_of("timeseries+timezones"), "prepare.clocks").times_after
     for last, step, source, expected in DATED.values():
         end = np.datetime64(last, "s").astype(int)
-        later = times_after(np.array([end]), step * np.arange(1, 4), source.get("timezone"))
+        later = times_after(np.array([end]), step * np.arange(1, 4), source)
         table = pyarrow.table({"time": as_dates(later, source)})
         pyarrow.csv.write_csv(table, tmp_path / "p.csv")
         cells = (tmp_path / "p.csv").read_text().splitlines()[1:]

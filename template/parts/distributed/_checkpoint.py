@@ -103,20 +103,16 @@ class Checkpoint:
 
     def write(self, state: State) -> str:
         """Write a state into `partial`; return the end of its name. Only rank 0 writes."""
-        # @if distributed != "none"
         if not self.distributed.is_main:
             return ""
-        # @endif
         self.folder.mkdir(parents=True, exist_ok=True)
         self.remove(self.partial)  # a killed run left it, perhaps as a folder of shards
         return write_state(state, self.partial) + ".pt"
 
     def commit(self, name: str) -> None:
         """Give the file its name, then remove others of this step and all that are not kept."""
-        # @if distributed != "none"
         if not self.distributed.is_main:
             return
-        # @endif
         newest = self.folder / name
         os.replace(self.partial, newest)
         sync(self.folder)
@@ -193,10 +189,8 @@ class Checkpoint:
 
     def _find_on_main(self, which: str) -> Path | None:
         """Return the path of the checkpoint on rank 0, and nothing on other ranks."""
-        # @if distributed != "none"
         if not self.distributed.is_main:
             return None
-        # @endif
         damaged = []
         for path in self.candidates(which):
             with self.using(path):

@@ -46,7 +46,7 @@ def predicted(arguments: argparse.Namespace, project: Any) -> dict[str, Any]:
     import numpy as np
 
     from ..dataset import write_new
-    from ..prepare.clocks import as_dates
+    from ..prepare.clocks import as_dates, times_after
 
     with prediction_loader(arguments, project, write_new) as loader:
         windows = collected(project, loader)
@@ -55,13 +55,7 @@ def predicted(arguments: argparse.Namespace, project: Any) -> dict[str, Any]:
     facts = project.store.facts
     source = project.store.source  # of `--input`, if there is one
     seconds = facts["frames"][0]["step"] * (1 + np.arange(facts["horizon"]))
-    # @if "timezones" in extras
-    from ..prepare.zones import times_after
-
-    later = times_after(times[-1:], seconds, source.get("timezone"))
-    # @else
-    later = times[-1] + seconds
-    # @endif
+    later = times_after(times[-1:], seconds, source)
     window, step, target = np.indices(windows["prediction"].shape).reshape(3, -1)
     ahead = np.append(times, later)[rows[window] + step]
     return {

@@ -11,7 +11,6 @@ import pyarrow.compute as pc
 from ..engine.errors import UserError
 from .tables import RowBlock
 
-DAY = 86_400  # seconds
 LOCAL = pa.timestamp("s")
 
 
@@ -64,10 +63,3 @@ def to_local(times: np.ndarray, zone: str) -> np.ndarray:
     """Return local clocks (rows,) int64 at seconds since 1970."""
     local = pc.local_timestamp(pa.array(times, pa.timestamp("s", zone)))
     return np.array(local.cast(pa.int64()))
-
-
-def times_after(last: np.ndarray, ahead: np.ndarray, zone: str | None) -> np.ndarray:
-    """Return the times that are `ahead` seconds after the time `last`. Days follow local clocks."""
-    if not zone or (ahead % DAY).any():
-        return last + ahead
-    return from_local(to_local(last, zone) + ahead, zone, "latest")
