@@ -110,4 +110,4 @@ def report(writer: StoreWriter, counts: dict[str, list[int]], notes: dict[str, l
         if images:
             count = SHOWN if what == DAMAGED else 3
             examples = ", ".join(map(shown, sorted(images)[:count]))
-            print(f"note: {len(images):,} {what}: {examples}")
+            print(f"note: {what}: {len(images):,}, such as {examples}")

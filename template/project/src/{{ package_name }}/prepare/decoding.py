@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ RESIZE: dict[str, Any] = {
     "stretch": Image.Image.resize,
 }
 Image.MAX_IMAGE_PIXELS = None  # `--max-pixels` is the limit
+warnings.filterwarnings("ignore", module="PIL")  # damaged EXIF, which it skips
 
 
 def decode(item: Any, shape: Sequence[int], resize: str) -> np.ndarray:

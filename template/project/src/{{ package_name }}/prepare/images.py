@@ -17,8 +17,8 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -69,42 +69,50 @@ def common_shape(source: Source, size: int) -> list[int]:
 
 def decoded(
     source: Source, numbers: np.ndarray, facts: Facts, flags: dict[str, Any], notes: Notes
-) -> Iterator[list[tuple[int, np.ndarray, Any]]]:
-    """Yield blocks of images: their numbers, their pixels (H, W, C), and what was decoded.
+) -> Iterator[tuple[Sequence[int], np.ndarray, Sequence[Any]]]:
+    """Yield blocks of images: their numbers, their pixels (n, H, W, C), and what was decoded.
 
     Threads decode them: Pillow lets other threads run, so 2 of them are as fast as 2 processes.
-    Raises `UserError` for a damaged image, or leaves it out with `--skip-damaged`.
     """
 
     def read(number: int) -> tuple[int, np.ndarray, Any] | None:
-        item = source.items[number]
-        try:
-            if flags.get("keep") == "encoded":
-                item = file_of(item).read()
-            image = open_image(item)
-            size = f"an image of {image.width:,} × {image.height:,} pixels"
-            if image.width * image.height > flags.get("max_pixels", math.inf):
-                raise ValueError(f"{size}, more than --max-pixels")
-            if min(image.size) < 2:
-                raise ValueError(size)
-            if getattr(image, "is_animated", False) and image.format != "MPO":
-                notes[FRAMES].append(source.names[number])
-            return number, to_pixels(image, facts["shape"], facts["resize"]), item
-        except Exception as error:  # Pillow raises any class for a damaged file
-            what = damage(error, item, shown(source.names[number]))
-            if not flags.get("skip_damaged"):
-                raise UserError(what, "", "replace or remove it, or add --skip-damaged") from error
-            notes[DAMAGED].append(what)
-            return None
+        return read_image(source, number, facts, flags, notes)
 
     size = max(1, BLOCK_BYTES // math.prod(facts["shape"]))
-    starts = tqdm(range(0, len(numbers), size), "decoding", leave=False, disable=None)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for start in starts:
-            images = pool.map(read, numbers[start : start + size].tolist())
-            block = [image for image in images if image is not None]
+        for start in tqdm(range(0, len(numbers), size), "decoding", leave=False, disable=None):
+            block = [*filter(None, pool.map(read, numbers[start : start + size].tolist()))]
             if block:
-                yield block
+                kept, images, items = zip(*block, strict=True)
+                yield kept, np.stack(images), items
+
+
+def read_image(
+    source: Source, number: int, facts: Facts, flags: dict[str, Any], notes: Notes
+) -> tuple[int, np.ndarray, Any] | None:
+    """Return the number of an image, its pixels (H, W, C), and what was decoded.
+
+    Raises `UserError` for a damaged image; with `--skip-damaged`, return None.
+    """
+    item = source.items[number]
+    try:
+        if flags.get("keep") == "encoded":
+            item = file_of(item).read()
+        image = open_image(item)
+        size = f"an image of {image.width:,} × {image.height:,} pixels"
+        if image.width * image.height > flags.get("max_pixels", math.inf):
+            raise ValueError(f"{size}, more than --max-pixels")
+        if min(image.size) < 2:
+            raise ValueError(size)
+        if getattr(image, "is_animated", False) and image.format != "MPO":
+            notes[FRAMES].append(source.names[number])
+        return number, to_pixels(image, facts["shape"], facts["resize"]), item
+    except Exception as error:  # Pillow raises any class for a damaged file
+        what = damage(error, item, shown(source.names[number]))
+        if not flags.get("skip_damaged"):
+            raise UserError(what, "", "replace or remove it, or add --skip-damaged") from error
+        notes[DAMAGED].append(what)
+        return None
 
 
 def damage(error: Exception, item: Any, name: str) -> str:
@@ -178,71 +186,85 @@ def write(
     flags = flags or {}
     notes: Notes = defaultdict(list, source.left_out)
     pixels = Pixels(facts["shape"][2])
-    originals: dict[bytes, tuple[str, str]] = {}  # names and splits, by hashes of pixels
-    lengths = [0]  # of files
+    first_of: dict[bytes, Any] = {}
     counts = {}
-    width = max(len(os.fsencode(name)) for name in source.names)
-    row = 0
+    kept: list[int] = []
     for split, numbers in splits.items():
-        first = row
-        labels = []
-        for block in decoded(source, numbers, facts, flags, notes):
-            kept, decoded_images, items = zip(*block, strict=True)
-            images = np.stack(decoded_images)
-            names = [source.names[number] for number in kept]
-            writer.append("name", np.array([os.fsencode(name) for name in names], f"S{width}"))
+        first = len(kept)
+        for block, images, items in decoded(source, numbers, facts, flags, notes):
             if flags.get("keep") == "encoded":
-                lengths += map(len, items)
-                writer.append("bytes", np.frombuffer(b"".join(items), np.uint8))
+                append_files(writer, items)
             else:
                 writer.append("image", images)
-            if source.labels:
-                block_labels = [source.labels[number] for number in kept]
-                writer.append("target", targets(block_labels, facts))
-                labels += block_labels
             if split == "train":
                 pixels.add(images)
-            note_copies(images, names, split, originals, notes)
-            row += len(kept)
-        writer.splits[split] = [first, row]
-        count_of = Counter(name for names in labels for name in names)
-        counts[split] = [count_of[name] for name in facts["classes"]]
+            names = [source.names[number] for number in block]
+            note_copies(images, names, split, first_of, notes)
+            kept += block
+        writer.splits[split] = [first, len(kept)]
+        if source.labels:
+            labels = [source.labels[number] for number in kept[first:]]
+            counts[split] = append_labels(writer, labels, facts)
 
-    if lengths[1:]:
-        writer.append("offset", np.cumsum(lengths))
-    if not row:
+    if not kept:
         raise UserError("no image can be read", "--input", "check the files")
+    writer.append("name", np.array([os.fsencode(source.names[number]) for number in kept]))
     if "train" in splits:
-        if 0 in counts["train"]:
-            name = facts["classes"][counts["train"].index(0)]
-            raise UserError("no training image can be read", f"class '{name}'", "check the files")
-        facts |= {**pixels.facts(), "counts": counts["train"], "images": pixels.images}
+        add_training_facts(facts, pixels, counts["train"])
     writer.facts = facts
     return counts, notes
 
 
-def targets(labels: list[list[str]], facts: Facts) -> np.ndarray:
-    """Return the class of each image (n,) int64, or which labels it has (n, K) uint8."""
-    classes = facts["classes"]
+def add_training_facts(facts: Facts, pixels: Pixels, counts: list[int]) -> None:
+    """Add what follows from the training images. Raises `UserError` for a class without one."""
+    if 0 in counts:
+        name = facts["classes"][counts.index(0)]
+        raise UserError("no training image can be read", f"class '{name}'", "check the files")
+    facts |= {**pixels.facts(), "counts": counts, "images": pixels.images}
+
+
+def append_files(writer: StoreWriter, files: Sequence[bytes]) -> None:
+    """Write the contents of files behind each other, and where each one ends."""
+    if "offset" not in writer.arrays:
+        writer.append("offset", np.zeros(1, np.int64))
+    last = writer.appended("offset")[-1]
+    writer.append("offset", last + np.cumsum([len(file) for file in files]))
+    writer.append("bytes", np.frombuffer(b"".join(files), np.uint8))
+
+
+def append_labels(writer: StoreWriter, labels: list[list[str]], facts: Facts) -> list[int]:
+    """Write the labels of images; return how many images each class has."""
+    number_of = {name: number for number, name in enumerate(facts["classes"])}
+    counts = [0] * len(number_of)
+    numbers = []
+    for names in labels:
+        numbers.append([number_of[name] for name in names])
+        for number in numbers[-1]:
+            counts[number] += 1
     if facts["multilabel"]:
-        return np.array([[name in names for name in classes] for names in labels], np.uint8)
-    number_of = {name: number for number, name in enumerate(classes)}
-    return np.array([number_of[name] for (name,) in labels])
+        present = np.zeros((len(labels), len(counts)), np.uint8)
+        for row, ones in zip(present, numbers, strict=True):
+            row[ones] = 1
+        writer.append("target", present)
+    elif labels:
+        writer.append("target", np.ravel(numbers))
+    return counts
 
 
 def note_copies(
-    images: np.ndarray,
-    names: list[str],
-    split: str,
-    originals: dict[bytes, tuple[str, str]],
-    notes: Notes,
+    images: np.ndarray, names: list[str], split: str, first_of: dict[bytes, Any], notes: Notes
 ) -> None:
-    """Note images whose pixels an earlier one has."""
+    """Note images whose pixels an earlier one has.
+
+    first_of: the name and the split of the first image, by the hash of its pixels.
+    """
     for image, name in zip(images, names, strict=True):
         content = hashlib.blake2b(image.tobytes(), digest_size=8).digest()
-        original, where = originals.setdefault(content, (name, split))
-        if original != name:
-            what = "copies of another image"
-            if where != split:
-                what = f"images of {split} are copies of images in {where}"
-            notes[what].append(f"{name} = {original}")
+        if content not in first_of:
+            first_of[content] = (name, split)
+            continue
+        original, where = first_of[content]
+        what = "copies of another image"
+        if where != split:
+            what = f"images of {split} are copies of images in {where}"
+        notes[what].append(f"{name} = {original}")

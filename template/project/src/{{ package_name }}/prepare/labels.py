@@ -52,54 +52,67 @@ def label_texts(targets: np.ndarray, classes: list[str]) -> list[str]:
     """Return the class of each image (N,), or its labels (N, K), as one text."""
     if targets.ndim == 1:
         return [classes[number] for number in targets]
-    return ["|".join(np.array(classes)[row.astype(bool)]) for row in targets]
+    texts = []
+    for row in targets:
+        names = [classes[number] for number in np.flatnonzero(row)]
+        texts.append("|".join(names))
+    return texts
 
 
-def split_images(source: Source, sizes: Callable[[int], list[int]], seed: int) -> Splits:
+def split_images(source: Source, sizes_of: Callable[[int], list[int]], seed: int) -> Splits:
     """Return the images of each split, shuffled, with each class in its fraction.
 
-    Splits of the source stay. If it has no validation split, training images become one. sizes:
-    returns how many of so many images each split has.
+    Splits of the source stay. If it has no validation split, training images become one.
+    sizes_of: returns how many of so many images each split has.
     """
     given = np.array(source.splits or [""] * len(source))
-    kinds = ["|".join([split, *names]) for split, names in zip(given, source.labels, strict=True)]
+    kinds = []
+    for split, labels in zip(given, source.labels, strict=True):
+        kinds.append("|".join([split, *labels]))
     group = np.arange(len(source))
     if source.groups:
         group = np.unique(source.groups, return_inverse=True)[1]
-    order = stratified(np.unique(kinds, return_inverse=True)[1], group, seed)
+    order = stratified(kinds, group, seed)
     if not source.splits:
-        parts = cut_between_groups(order, group, sizes(len(order)))
+        sizes = sizes_of(len(order))
+        train, validation, test = cut_between_groups(order, group, sizes)
     else:
-        parts = [order[given[order] == name] for name in SPLITS]
-        if not len(parts[1]):
-            num_train = len(parts[0])
-            num_validation = sizes(num_train)[1]
-            parts[:2] = cut_between_groups(
-                parts[0], group, [num_train - num_validation, num_validation]
-            )
-    if not len(parts[0]) or not len(parts[1]):
+        train, validation, test = [order[given[order] == name] for name in SPLITS]
+        if not len(validation):
+            num_validation = sizes_of(len(train))[1]
+            sizes = [len(train) - num_validation, num_validation]
+            train, validation = cut_between_groups(train, group, sizes)
+    if not len(train) or not len(validation):
         remedy = "name a split `train`, or see --split and --group"
         raise UserError("no images are left for training or validation", "--input", remedy)
-    return dict(zip(SPLITS, parts, strict=True))
+    return {"train": train, "validation": validation, "test": test}
 
 
-def stratified(kind: np.ndarray, group: np.ndarray, seed: int) -> np.ndarray:
+def stratified(kinds: list[str], group: np.ndarray, seed: int) -> np.ndarray:
     """Return a shuffle of images, in whose every part each kind has about its fraction.
 
-    kind, group: of each image (N,). A group stays together, at the place of its first image.
+    kinds, group: of each image (N,). A group stays together, at the place of its first image.
     """
+    kind = np.unique(kinds, return_inverse=True)[1]
     order = np.random.default_rng(abs(seed)).permutation(len(kind))
     order = order[kind[order].argsort(kind="stable")]
     ordered = kind[order]
-    number = np.arange(len(order)) - np.searchsorted(ordered, ordered)  # within its kind
+    first = np.searchsorted(ordered, ordered)  # image of its kind
+    number = np.arange(len(order)) - first
     place = np.empty(len(order))
     place[order] = (number + 0.5) / np.bincount(ordered)[ordered]
-    first = np.unique(group, return_index=True)[1]
-    return np.lexsort((group, place[first][group]))
+    first_of_group = np.unique(group, return_index=True)[1]
+    return np.lexsort((group, place[first_of_group][group]))
 
 
 def cut_between_groups(order: np.ndarray, group: np.ndarray, sizes: list[int]) -> list[np.ndarray]:
-    """Cut images into parts of about these sizes, between groups."""
+    """Cut images into parts of about these sizes."""
     borders = np.flatnonzero(np.diff(group[order], prepend=-1, append=-1))
-    places = [borders[np.abs(borders - place).argmin()] for place in np.cumsum(sizes)]
-    return np.split(order, places)[: len(sizes)]
+    parts = []
+    first = 0
+    for place in np.cumsum(sizes):
+        nearest = np.abs(borders - place).argmin()
+        last = borders[nearest]
+        parts.append(order[first:last])
+        first = last
+    return parts

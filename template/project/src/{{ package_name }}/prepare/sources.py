@@ -42,6 +42,7 @@ ARRAYS = {
 FRACTION = re.compile(r"-?\d+\.\d+")
 FOLDERS = "put each class into a folder, such as cat/1.jpg; give the folder that has all classes"
 KINDS = "give a folder of images, a CSV (UTF-8) or Parquet file, .npz, or a folder of IDX files"
+ARRAYS_REMEDY = "write it again: images as uint8, labels as numbers or texts, no objects"
 OTHERS = "files with other endings than images"
 OUTSIDE = "images in no folder of a class"
 Columns = dict[str, list[Any]]
@@ -87,7 +88,8 @@ def open_images(path: Path, flags: dict[str, Any], labelled: bool = True) -> Sou
         raise
     except Exception as error:  # NumPy, pyarrow, zipfile and zlib raise classes of their own
         what = f"cannot read the file ({error})".partition("\n")[0]
-        raise UserError(what, str(path), KINDS) from error
+        remedy = ARRAYS_REMEDY if idx or path.suffix == ".npz" else KINDS
+        raise UserError(what, str(path), remedy) from error
 
 
 # --- folders
@@ -119,7 +121,9 @@ def from_folder(path: Path, labelled: bool) -> Source:
         source.items.append(os.path.join(path, name))
     source.left_out = {OTHERS: others, OUTSIDE: outside}
     if not len(source):
-        what = "no folder with the images of a class" if outside else "no images"
+        what = f"no images, by the endings of {len(others):,} files"
+        if outside:
+            what = "no folder with the images of a class"
         raise UserError(what, str(path), FOLDERS)
     return source
 
