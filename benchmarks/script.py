@@ -58,6 +58,7 @@ SIZES = {
     "windows": ("--shuffle_block 100", "--data.order block --data.shuffle_block 100"),
     "graph": ("--window 10 --neighbors 3 --correlation_days 40 --split 150,35,20", ""),
     "seq2seq": ("--split 180,40,40 --batch_size 8", "--data.batch_size 8"),
+    "vision": ("--size 16 --batch_size 64", "--data.batch_size 64"),
 }
 
 

@@ -12,6 +12,7 @@ import h5py
 import numpy as np
 import stocks
 import torch
+from PIL import Image
 from made_up import columns, lines, values
 from rendering import render
 from running import Result, Running, check_run, evaluations, last_checkpoint, losses
@@ -157,7 +158,30 @@ def pairs(path: Path) -> None:
     path.with_suffix(".tsv").write_text(text, encoding="utf-8")  # for `prepare`
 
 
+def photos(folder: Path) -> None:
+    """Images of three classes and several sizes; one is grey, and one half transparent."""
+    random = np.random.default_rng(0)
+    for number in range(320):
+        kind = number % 3
+        pixels = random.normal(60 + 60 * kind, 40, (14 + number % 5, 18, 3))
+        image = Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
+        if number == 7:
+            image = image.convert("L")
+        if number == 8:
+            image.putalpha(128)
+        path = folder / f"class {kind}" / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        image.save(path)
+
+
 CASES = {
+    "vision": Case(
+        photos,
+        prepare="--input data.file --size 16",
+        script="--size 16 --width 8 --batch_size 32 --shift 2 --crop 0.6 --cutout 0.2",
+        package="--model.width 8 --data.batch_size 32 --augment.shift 2 --augment.crop 0.6"
+        " --augment.cutout 0.2",
+    ),
     "seq2seq": Case(
         pairs,
         prepare="--input data.tsv --split 0.7,0.15,0.15",  # whose ends are rounded as nowhere else

@@ -18,6 +18,7 @@ import h5py
 import numpy as np
 import pytest
 import yaml
+from PIL import Image
 from running import Result, one_error
 from scripts import CASES, run_script, script
 from test_script import every_script, load_script
@@ -102,6 +103,47 @@ WINDOWS: Files = {
 }
 
 
+def images(**arrays: np.ndarray):
+    """An .npz file."""
+    content = io.BytesIO()
+    np.savez(content, **arrays)
+    return content.getvalue()
+
+
+def damaged_image(folder: Path) -> None:
+    """A folder of two classes, one of which has a file that is no image."""
+    for kind in "ab":
+        (folder / kind).mkdir(parents=True)
+        Image.new("L", (8, 8)).save(folder / kind / "1.png")
+    (folder / "b/2.jpg").write_text("no image")
+
+
+def moved_image(folder: Path) -> None:
+    """A folder with images, and without a folder for each class."""
+    folder.mkdir()
+    Image.new("L", (8, 8)).save(folder / "1.png")
+
+
+def cut_idx(folder: Path) -> None:
+    """A folder with a file of MNIST's that ends in its header."""
+    folder.mkdir()
+    (folder / "train-images-idx3-ubyte").write_bytes(b"\0\0\x08\x03\0\0")
+
+
+PIXELS = np.zeros((8, 6, 6), np.uint8)
+KINDS = np.arange(8) % 2
+IMAGES: Files = {
+    "text": ("no zip", "cannot read the images ("),
+    "alone.npz": (images(x=PIXELS), "8 images and 0 classes: alone.npz"),
+    "fewer.npz": (images(x=PIXELS, y=KINDS[:6]), "8 images and 2 classes: fewer.npz"),
+    "one.npz": (images(x=PIXELS, y=0 * KINDS), "8 images and 1 classes: one.npz"),
+    "floats.npz": (images(x=PIXELS / 1.0, y=KINDS), "array x has no pixels of 8 bits"),
+    "mnist": (cut_idx, "cannot read the images (.*mnist: check --data"),
+    "damaged": (damaged_image, "cannot read the image (.*2.jpg: remove or replace it"),
+    "moved": (moved_image, "0 images and 0 classes: moved: give a folder with a folder"),
+}
+
+
 def stocks():
     files: Files = {
         "table.csv": (STOCK + DAYS, "no .csv or .csv.gz file in the folder: table.csv"),
@@ -128,6 +170,7 @@ FILES: dict[str, Files] = {
     },
     "windows": WINDOWS,
     "graph": stocks(),
+    "vision": IMAGES,
 }
 
 
@@ -137,7 +180,8 @@ def wrong_words(workload):
     data = "--data pairs " if workload == "seq2seq" else ""
     if workload != "llm":
         words |= {f"{data}{split}": reason for split, reason in TABLE["split"].items()}
-    return words | ({} if workload == "graph" else {"--data .": "s a directory"})
+    is_folder = workload in ("graph", "vision")
+    return words | ({} if is_folder else {"--data .": "s a directory"})
 
 
 def write_files(workload, folder):
