@@ -140,7 +140,10 @@ def test_random_numbers_of_python_and_numpy_are_seeded_and_resumed(workload, cod
 # --- values that are not finite
 
 # Changes the gradient of the first weight in the backward pass with this number.
-GRADIENT = "next(self.parameters()).register_hook(lambda x: x * bad if next(calls) == {} else x)"
+GRADIENT = (
+    "next(p for p in self.parameters() if p.requires_grad)"
+    ".register_hook(lambda x: x * bad if next(calls) == {} else x)"
+)
 COUNT = "from itertools import count\ncalls = count(1)\nbad = float('{}')\n"
 
 
