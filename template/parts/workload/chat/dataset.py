@@ -191,7 +191,7 @@ class ChatWriter:
         while together:
             for chat, encoded in zip(together, encode(self.tokenizer, together), strict=True):
                 if isinstance(encoded, Rejected):
-                    self.leave_out(f"rejected by the chat template ({encoded})", chat.where)
+                    self.leave_out(f"left out, rejected by the chat template ({encoded})", chat.where)
                 else:
                     self._write(encoded, chat.where)
             together = list(islice(chats, TOGETHER))
@@ -201,12 +201,12 @@ class ChatWriter:
         is_answer = encoded.is_answer[: self.max_tokens]
         is_long = len(encoded.tokens) > self.max_tokens
         if is_long and not self.cuts:
-            self.leave_out(f"longer than {self.max_tokens:,} tokens, left out", where)
+            self.leave_out(f"left out, longer than {self.max_tokens:,} tokens", where)
         elif not is_answer.any():
-            self.leave_out("no answer within the first tokens, left out", where)
+            self.leave_out("left out, no answer within --max-tokens", where)
         else:
             if is_long:
-                self.leave_out(f"longer than {self.max_tokens:,} tokens, cut", where)
+                self.leave_out(f"cut to {self.max_tokens:,} tokens", where)
             self.num_hidden += encoded.num_hidden
             self._append(tokens, is_answer)
 

@@ -72,21 +72,31 @@ class Documents(NamedTuple):
 
 def find_documents(first: Tensor, dtype: torch.dtype) -> Documents:
     """Describe the conversations. first (B, T) is True at the first token of each."""
-    starts = first.flatten()
     if first.device.type == "cpu":
-        begins = starts.nonzero()[:, 0].tolist()
-        return Documents(lengths=np.diff([*begins, len(starts)]).tolist())
+        begins = first.flatten().nonzero()[:, 0].tolist()
+        return Documents(lengths=np.diff([*begins, first.numel()]).tolist())
     if has_varlen(first.device, dtype):
-        # A size that does not depend on the data needs no host sync. A conversation has at least
-        # two tokens; documents beyond the last one are empty.
-        size = len(starts) // 2 + len(first)
-        places = torch.nonzero_static(starts, size=size, fill_value=len(starts))
-        borders = functional.pad(places[:, 0], (0, 1), value=len(starts)).int()
-        return Documents(borders=borders, longest=first.shape[1])
-    number = starts.cumsum(0)
-    place = torch.arange(len(starts), device=first.device)
-    mask = (number[:, None] == number) & (place[:, None] >= place)
-    return Documents(mask=mask)
+        return Documents(borders=borders_of(first), longest=first.shape[1])
+    return Documents(mask=mask_of(first))
+
+
+def borders_of(first: Tensor) -> Tensor:
+    """Return where each conversation begins, and the end (documents + 1,) int32.
+
+    A size that does not depend on the data needs no host sync. A conversation has at least two
+    tokens; documents beyond the last one are empty.
+    """
+    count = first.numel()
+    size = count // 2 + len(first)
+    places = torch.nonzero_static(first.flatten(), size=size, fill_value=count)
+    return functional.pad(places[:, 0], (0, 1), value=count).int()
+
+
+def mask_of(first: Tensor) -> Tensor:
+    """Return where a query may look (N, N): at earlier tokens of its conversation."""
+    number = first.flatten().cumsum(0)
+    place = torch.arange(len(number), device=first.device)
+    return (number[:, None] == number) & (place[:, None] >= place)
 
 
 def has_varlen(device: torch.device, dtype: torch.dtype) -> bool:

@@ -147,7 +147,7 @@ def report(chats: Any, splits: dict[str, list[int]], left_out: Any, num_copies: 
     print(f"{'conversations:':15}{', '.join(sizes)}")
     fraction = chats.num_answers / max(chats.num_tokens, 1)
     print(f"{'tokens:':15}{chats.num_tokens:,}, of which {fraction:.0%} are to be predicted")
-    notes = [f"left out or cut, {line}" for line in left_out.lines()]
+    notes = [*left_out.lines()]
     if num_copies:
         notes.append(f"left out, copies of others: {num_copies:,}")
     if chats.num_hidden:

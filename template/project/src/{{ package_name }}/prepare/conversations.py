@@ -31,7 +31,7 @@ class Faulty(Exception):
 
 
 class LeftOut:
-    """Counts conversations that are left out, by reason, and remembers where the first ones are.
+    """Counts conversations that are left out or cut, by reason; remembers where the first ones are.
 
     strict: raise `UserError` for the first one.
     """
@@ -43,7 +43,8 @@ class LeftOut:
 
     def add(self, why: str, where: str) -> None:
         if self.strict:
-            raise UserError(why, where, "fix or remove it, or leave out --strict")
+            what = why.removeprefix("left out, ")
+            raise UserError(what, where, "fix or remove it, or do without --strict")
         self.counts[why] = self.counts.get(why, 0) + 1
         places = self.places.setdefault(why, [])
         if len(places) < 3:
@@ -144,7 +145,7 @@ def read_chats(path: Path, seen: Seen, left_out: LeftOut) -> Iterator[Chat]:
                 raise row
             chat = read_chat(row, where)
         except Faulty as error:
-            left_out.add(str(error), where)
+            left_out.add(f"left out, {error}", where)
             continue
         if seen.add(json.dumps([chat.messages, chat.more, chat.text])):
             yield chat
