@@ -47,7 +47,7 @@ CELLS = [
 ]
 STEPS = 24
 # Samples of a step: two ranks take half each. Each rank would draw its own dropout: there is none.
-BATCH = {"tabular": 64, "llm": 8, "graph": 4, "seq2seq": 8}
+BATCH = {"tabular": 64, "llm": 8, "graph": 4, "seq2seq": 8, "chat": 4}
 BATCH |= dict.fromkeys(("timeseries", "forecast", "windows"), 32)
 LENGTH = split(
     "--training.precision fp32 --training.max_steps 24 --schedule.warmup_steps 4"
@@ -60,7 +60,8 @@ TABULAR = (*TINY["tabular"], *LENGTH, "--data.batch_size", "32")  # with dropout
 
 def flags(workload, world, *more):
     size = str(BATCH[workload] // world)
-    return (*TINY[workload], "--model.dropout", "0", *LENGTH, "--data.batch_size", size, *more)
+    dropout = () if workload == "chat" else ("--model.dropout", "0")
+    return (*TINY[workload], *dropout, *LENGTH, "--data.batch_size", size, *more)
 
 
 # An accuracy is a count: where two classes are nearly equal, a rounding decides. seq2seq validates
