@@ -39,7 +39,7 @@ def projects() -> list[dict[str, Any]]:
     for loader, framework in itertools.product(choices("loader"), choices("framework")):
         answers.append({"workload": "tabular", "loader": loader, "framework": framework})
     loaders = {"windows": "chunk", "timeseries": "memmap"}
-    loaders |= {"forecast": "memmap", "llm": "memmap"}
+    loaders |= dict.fromkeys(("forecast", "llm", "vision"), "memmap")
     for workload in choices("workload"):
         if workload == "tabular":
             continue
@@ -55,14 +55,14 @@ def projects() -> list[dict[str, Any]]:
 
 def main(python: str) -> None:
     from rendering import render_into
-    from variants import choices
+    from variants import SCRIPTS
 
     folder = ROOT / "build/gpu"
     shutil.rmtree(folder, ignore_errors=True)
     for answer in projects():
         name = f"{answer['workload']}-{answer['loader']}-{answer['framework']}"
         render_into(folder / "projects" / name, **answer)
-    for workload in choices("workload"):
+    for workload in SCRIPTS:
         answer = {"workload": workload, "layout": "script"}
         render_into(folder / "projects" / f"script-{workload}", **answer)
     download = [sys.executable, "-m", "pip", "download", "--quiet", "--only-binary=:all:"]

@@ -169,6 +169,7 @@ def all_variants() -> tuple[Answers, ...]:
 def scripts() -> tuple[Answers, ...]:
     """Every pair of answers to the questions that are asked of a script, of GPUs one of each kind."""
     every = [{LAYOUT: "script", **answers} for answers in products("workload", "gpu", "precision")]
+    every = [answers for answers in every if answers["workload"] in SCRIPTS]
     possible = [answers for answers in every if not impossible(answers)]
     chosen = covering([pairs(answers) for answers in possible])
     return tuple(possible[number] for number in sorted(chosen))

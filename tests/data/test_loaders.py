@@ -27,6 +27,8 @@ class Pages:
     """Samples of a large row and a small one. `Spans` is the class of the same project."""
 
     count = 300
+    training = False
+    augment = None
     host = None
     orders: ClassVar[dict[str, Any]] = {}
 

@@ -39,6 +39,8 @@ def folder(tmp_path_factory):
 class Samples:
     """A page, a window of a series and a ragged text for each sample."""
 
+    training = False
+    augment = None
     host = None
     orders: ClassVar[dict[str, Any]] = {}
 

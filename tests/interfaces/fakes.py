@@ -99,6 +99,8 @@ class Samples:
     own. An absent span starts far behind the array's end, where nobody may look.
     """
 
+    training = False
+    augment = None
     host = None
     stride = 4
 

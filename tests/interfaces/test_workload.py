@@ -137,6 +137,7 @@ def test_recomputation_changes_neither_losses_nor_gradients(workload):
     """
     losses = []
     gradients = []
+    buffers = []
     for recompute in (False, True):
         flags = ("--training.gradient_checkpointing", str(recompute).lower())
         model = model_of(workload, *flags).train()
@@ -151,7 +152,9 @@ def test_recomputation_changes_neither_losses_nor_gradients(workload):
         assert has_rnn or len(calls) == calls_of_forward * (1 + recompute)
         losses.append(output.loss.item())
         gradients.append([weight.grad for weight in model.parameters()])
+        buffers.append(list(model.buffers()))
     assert losses[0] == losses[1]
+    torch.testing.assert_close(*buffers, rtol=0, atol=0)  # statistics of a batch count once
     rounding = 1e-5 if has_rnn else 0
     for before, after in zip(*gradients, strict=True):
         is_unused = before is None and after is None

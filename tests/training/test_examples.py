@@ -29,6 +29,7 @@ SHOWN = {  # by workload: what it draws, and a metric that no sum over samples g
     "llm": ({"texts.md"}, "perplexity"),
     "seq2seq": ({"pairs.md"}, "token_accuracy"),
     "chat": ({"texts.md"}, "exact_match"),
+    "vision": ({"augmentation.png", "classes.md", "confusion.png", "worst.png"}, "roc_auc"),
 }
 
 

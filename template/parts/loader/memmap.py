@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..errors import note
 from ..interfaces import Batch, Rows, Samples, Spans
 from ..settings import EngineSettings
 from .order import Order
@@ -84,6 +85,7 @@ class Loader:
         size = sum(values.nbytes for values in rows.values())
         if self._wanted == "auto" and size > FRACTION * memory_left(self.device):
             self._wanted = False
+            note(f"data.resident: {size / 1e9:.2g} GB do not fit on the device: rows are read")
             return
         for name, values in rows.items():
             self.store.resident[name] = values.to(self.device, copy=True)

@@ -63,7 +63,7 @@ def test_padding_rows_change_no_loss() -> None:
             rows[name] = engine.gather(engine.mapped(store.arrays[name]), spans)
         if samples.host is not None:
             rows = samples.host(rows, indices, 0)
-        batch = engine.deliver(samples, rows, indices, device)
+        batch = engine.deliver(samples, rows, indices, 0, device)
         with torch.no_grad():
             result = model(batch)
         return result.loss.item(), result.total_weight.item()

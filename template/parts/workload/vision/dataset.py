@@ -34,7 +34,7 @@ class Samples(interfaces.Samples):
         self.first, self.last = store.splits[split]
         self.facts = store.facts
         self.sides = sides_of(settings, store.facts)
-        self.names = [name for name in ("image", "target") if name in store.arrays]
+        self.names = [name for name in store.arrays if name in ("image", "target")]
         if "bytes" in store.arrays:
             self.offsets = store.arrays["offset"].rows()
             self.host = self.decode
@@ -50,7 +50,7 @@ class Samples(interfaces.Samples):
             rows = np.where(indices < 0, padding, rows)
         if self.has_partners():
             rows = np.stack([rows, self.others(indices, epoch, "partner")], 1)
-        spans = dict.fromkeys(self.names, Spans(rows, 1))
+        spans = {name: Spans(rows, 1) for name in self.names}
         if self.host is not None:
             starts = self.offsets[rows]
             lengths = np.where(rows < 0, 0, self.offsets[rows + 1] - starts)

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from .augment import center, sides_of
-from .classes import sum_by_class, sum_by_label
-from .engine.interfaces import Batch, Output
+from .classes import sum_by_class, sum_by_score
+from .engine.errors import UserError
+from .engine.interfaces import Batch, Groups, Output
 from .settings import Settings
 
 TOP = 5  # of the classes, for the metric `accuracy_top5`
@@ -82,18 +83,19 @@ class Classifier(nn.Module):
         super().__init__()
         self.settings = settings.augment
         self.sides = sides_of(settings, facts)
-        mean = torch.tensor(facts["mean"])
-        std = torch.tensor(facts["std"])
+        self.kind: Any = Labels() if facts["multilabel"] else Classes()
         if settings.model.timm:
             self.network, mean, std = build_timm(settings, facts)
         else:
             self.network = Network(settings, facts)
+            mean = torch.tensor(facts["mean"])
+            std = torch.tensor(facts["std"])
         self.register_buffer("mean", mean[:, None, None])
         self.register_buffer("std", std[:, None, None])
         self.memory_format = torch.contiguous_format
         if settings.model.channels_last:
             self.memory_format = torch.channels_last
-            self.to(memory_format=self.memory_format)
+        nn.utils.convert_conv2d_weight_memory_format(self, self.memory_format)
 
     def blocks(self) -> list[nn.Module]:
         """The repeated layers, which are compiled and checkpointed one by one."""
@@ -102,10 +104,12 @@ class Classifier(nn.Module):
     def logits(self, batch: Batch) -> Tensor:
         """Return (B, K), in float32 even under autocast."""
         image = center(batch["image"], self.sides)
-        image = ((image - self.mean) / self.std).contiguous(memory_format=self.memory_format)
+        image = (image - self.mean) / self.std
+        image = image.contiguous(memory_format=self.memory_format)
         logits = self.network(image)
         if self.settings.flip and not self.training:
-            logits = (logits + self.network(image.flip(3))) / 2
+            mirrored = self.network(image.flip(3))
+            logits = (logits + mirrored) / 2
         return logits.float()
 
     def forward(self, batch: Batch) -> Output:
@@ -113,53 +117,63 @@ class Classifier(nn.Module):
         target = batch["target"]
         present = batch["present"]
         total_weight = present.sum(dtype=torch.float32)
-        losses = self.losses(logits, target)
+        smoothing = self.settings.label_smoothing if self.training else 0.0
+        losses = self.kind.losses(logits, target, smoothing)
         if "partner_target" in batch:  # of mixup and cutmix
-            others = self.losses(logits, batch["partner_target"])
+            others = self.kind.losses(logits, batch["partner_target"], smoothing)
             losses = torch.lerp(others, losses, batch["own_weight"])
         loss = (losses * present).sum() / total_weight.clamp(min=1)
         if self.training:
             return Output(loss, total_weight)
+
         metrics = {}
-        for name, is_right in self.hits(logits, target).items():
-            metrics[name] = ((is_right * present).sum(dtype=torch.float32), total_weight)
-        return Output(loss, total_weight, metrics, self.sum_by_class(logits, target, present))
+        for name, is_right in self.kind.hits(logits, target).items():
+            hits = (is_right * present).sum(dtype=torch.float32)
+            metrics[name] = (hits, total_weight)
+        by_group = self.kind.by_group(logits, target, present)
+        return Output(loss, total_weight, metrics, by_group)
+
+    def predict(self, batch: Batch) -> dict[str, Tensor]:
+        """Return `prediction`, the class (B,) or whether each label is likely (B, K).
+
+        `probability` is (B, K).
+        """
+        prediction, probability = self.kind.predict(self.logits(batch))
+        return {"prediction": prediction, "probability": probability}
 
 
-class SingleLabel(Classifier):
-    """Predicts the class of an image."""
+class Classes:
+    """What logits (B, K) mean if each image has one class, whose number is its target (B,)."""
 
-    sum_by_class = staticmethod(sum_by_class)
-
-    def losses(self, logits: Tensor, target: Tensor) -> Tensor:
+    def losses(self, logits: Tensor, target: Tensor, smoothing: float) -> Tensor:
         """Return the loss of each image (B,)."""
-        smoothing = self.settings.label_smoothing if self.training else 0.0
         return functional.cross_entropy(logits, target, reduction="none", label_smoothing=smoothing)
 
     def hits(self, logits: Tensor, target: Tensor) -> dict[str, Tensor]:
         """Return whether each image is right (B,), by the name of the metric."""
         hits = {"accuracy": logits.argmax(1) == target}
         if logits.shape[1] > TOP:
-            hits["accuracy_top5"] = (logits.topk(TOP, 1).indices == target[:, None]).any(1)
+            likeliest = logits.topk(TOP, 1).indices
+            hits["accuracy_top5"] = (likeliest == target[:, None]).any(1)
         return hits
 
-    def predict(self, batch: Batch) -> dict[str, Tensor]:
-        """Return `prediction` (B,) int64, the most likely class, and `probability` (B, K)."""
-        probability = self.logits(batch).softmax(1)
-        return {"prediction": probability.argmax(1), "probability": probability}
+    def by_group(self, logits: Tensor, target: Tensor, present: Tensor) -> dict[str, Groups]:
+        """Return counts of images by class."""
+        return sum_by_class(logits, target, present)
+
+    def predict(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the likeliest class, and the probability of each."""
+        probability = logits.softmax(1)
+        return probability.argmax(1), probability
 
 
-class MultiLabel(Classifier):
-    """Predicts the labels of an image, of which it has any number."""
+class Labels:
+    """What logits (B, K) mean if an image has any number of labels: targets are 0 or 1, (B, K)."""
 
-    sum_by_class = staticmethod(sum_by_label)
-
-    def losses(self, logits: Tensor, target: Tensor) -> Tensor:
+    def losses(self, logits: Tensor, target: Tensor, smoothing: float) -> Tensor:
         """Return the loss of each image (B,), a mean over the labels."""
         truth = target.float()
-        if self.training:
-            smoothing = self.settings.label_smoothing
-            truth = truth + smoothing * (0.5 - truth)
+        truth = truth + smoothing * (0.5 - truth)
         losses = functional.binary_cross_entropy_with_logits(logits, truth, reduction="none")
         return losses.mean(1)
 
@@ -168,29 +182,66 @@ class MultiLabel(Classifier):
         is_right = (logits > 0) == target.bool()
         return {"accuracy": is_right.float().mean(1), "exact_match": is_right.all(1)}
 
-    def predict(self, batch: Batch) -> dict[str, Tensor]:
-        """Return `prediction` (B, K) bool, the likely labels, and `probability` (B, K)."""
-        probability = self.logits(batch).sigmoid()
-        return {"prediction": probability > 0.5, "probability": probability}
+    def by_group(self, logits: Tensor, target: Tensor, present: Tensor) -> dict[str, Groups]:
+        """Return counts of images by label: right ones, predicted ones, and by score."""
+        num_labels = logits.shape[1]
+        label = torch.arange(num_labels, device=logits.device)
+        label = label.repeat(len(logits))
+        predicted = (logits > 0) & present[:, None]
+        right = predicted & target.bool()
+        return {
+            "hits": Groups(num_labels, label, right.flatten()),
+            "predicted": Groups(num_labels, label, predicted.flatten()),
+            "scores": sum_by_score(logits.double(), target.long(), present),
+        }
+
+    def predict(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Return which labels are likely, and the probability of each."""
+        return logits > 0, logits.sigmoid()
 
 
 def build_timm(settings: Settings, facts: dict[str, Any]) -> tuple[nn.Module, Tensor, Tensor]:
-    """Return a network of timm, and the mean and the standard deviation of its pixels (C,)."""
-    import timm
+    """Return a network of timm, and the mean and the standard deviation of its pixels (C,).
+
+    Raises `UserError` if there is no such network, or if its weights cannot be loaded.
+    """
+    try:
+        import timm
+    except (ImportError, RuntimeError) as error:  # RuntimeError: of another torchvision
+        what = f"timm cannot be imported ({error})"
+        raise UserError(what, "model.timm", f"pip install {timm_packages()}") from error
 
     sizes = settings.model
     channels = facts["shape"][2]
-    overlay = {"file": sizes.timm_weights} if sizes.timm_weights else None
-    network = timm.create_model(
-        sizes.timm,
-        pretrained=sizes.pretrained,
-        pretrained_cfg_overlay=overlay,
-        in_chans=channels,
-        num_classes=len(facts["classes"]),
-    )
+    options: dict[str, Any] = {"in_chans": channels, "num_classes": len(facts["classes"])}
+    # Nothing is loaded for a model that only counts FLOPs.
+    options["pretrained"] = sizes.pretrained and torch.get_default_device().type != "meta"
+    if sizes.timm_weights not in ("download", "none"):
+        options["pretrained_cfg_overlay"] = {"file": sizes.timm_weights}
+    try:
+        if timm.get_pretrained_cfg_value(sizes.timm, "fixed_input_size"):
+            options["img_size"] = sides_of(settings, facts)
+        network = timm.create_model(sizes.timm, **options)
+    except Exception as error:  # timm and the hub raise many classes
+        reason = " ".join(str(error).split())[:160]
+        what = f"timm cannot make the network ({reason})"
+        remedy = "check the name; name a file in model.timm_weights, or none to load no weights"
+        raise UserError(what, f"model.timm {sizes.timm}", remedy) from error
     scale = network.pretrained_cfg
-    mean = 255 * torch.tensor(scale["mean"])[:channels]
-    return network, mean, 255 * torch.tensor(scale["std"])[:channels]
+    mean = torch.tensor(scale["mean"]) * 255
+    std = torch.tensor(scale["std"]) * 255
+    if channels == 1:
+        return network, mean.mean(0, keepdim=True), std.mean(0, keepdim=True)
+    return network, mean, std
+
+
+def timm_packages() -> str:
+    """Return what to install for timm. The pinned torch stays, and torchvision is made for it."""
+    _, _, build = torch.__version__.partition("+")
+    packages = f'timm torchvision "torch=={torch.__version__}"'
+    if not build:
+        return packages
+    return f"{packages} --extra-index-url https://download.pytorch.org/whl/{build}"
 
 
 def inner_blocks(module: nn.Module) -> Iterator[nn.Module]:
@@ -204,5 +255,4 @@ def inner_blocks(module: nn.Module) -> Iterator[nn.Module]:
 
 def build_model(settings: Settings, facts: dict[str, Any]) -> nn.Module:
     """Build the classifier for the dataset's metadata: its shape, scale and classes."""
-    kind = MultiLabel if facts["multilabel"] else SingleLabel
-    return kind(settings, facts)
+    return Classifier(settings, facts)

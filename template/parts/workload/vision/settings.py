@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal, Self
 
+from pydantic import model_validator
+
 from .engine.settings import (
     Auto,
     BelowOne,
@@ -82,6 +84,13 @@ class Augment(Section):
     """Probability that the training loss moves from the true class to all classes. 0 turns it
     off."""
 
+    @model_validator(mode="after")
+    def check_mix(self) -> Self:
+        """Refuse more mixed images than there are."""
+        if self.mixup + self.cutmix > 1:
+            raise ValueError("mixup and cutmix together are more than 1")
+        return self
+
 
 class Model(Section):
     """A convolutional network for small images, or one of timm's."""
@@ -98,17 +107,18 @@ class Model(Section):
     """Name of a network of the package timm, such as resnet50, which replaces the one in model.py.
     "" uses that one."""
 
-    pretrained: bool = True
-    """Start a network of timm from trained weights. They are downloaded, unless `timm_weights`
-    names a file. No effect on the network in model.py."""
-
-    timm_weights: Place = ""
-    """File with the trained weights of a network of timm, for a machine without internet. ""
-    downloads them."""
+    timm_weights: Place = "download"
+    """Weights that a network of timm starts from. download: those of timm, from the internet. none:
+    fresh weights. Or name a file of weights."""
 
     channels_last: bool = True
     """Keep the channels of a pixel together in memory. Convolutions are then faster, also on a
     CPU."""
+
+    @property
+    def pretrained(self) -> bool:
+        """Whether training starts from trained weights."""
+        return self.timm != "" and self.timm_weights != "none"
 
 
 class Optimizer(Section):

@@ -23,11 +23,28 @@ if TYPE_CHECKING:
 
 BITS = 0xFFFFFFFF
 GREY = 127  # the color of hidden pixels
+NARROWEST = 3 / 4  # width ÷ height of a random crop
+WIDEST = 4 / 3
 # The numbers that are drawn for an image. Each has its place, so that a switch changes no other.
 DRAWS = (
-    *("partner", "padding", "top", "left", "shift_y", "shift_x", "flip", "area", "ratio"),
-    *("brightness", "contrast", "saturation", "hidden_y", "hidden_x"),
-    *("kind_of_mix", "own_weight", "pasted_y", "pasted_x"),
+    "partner",
+    "padding",
+    "top",
+    "left",
+    "shift_y",
+    "shift_x",
+    "flip",
+    "area",
+    "ratio",
+    "brightness",
+    "contrast",
+    "saturation",
+    "hidden_y",
+    "hidden_x",
+    "kind_of_mix",
+    "own_weight",
+    "pasted_y",
+    "pasted_x",
 )
 Random = dict[str, Tensor]
 """Numbers from 0 to 1 by the name of the draw, (B, 1) each."""
@@ -40,17 +57,20 @@ def sides_of(settings: Settings, facts: dict[str, Any]) -> tuple[int, int]:
     """Return the height and width that the model sees. Raises `UserError` if they are not there."""
     height, width, _ = facts["shape"]
     size = settings.data.image_size
+    if not size:
+        return height, width
     if size > min(height, width):
         what = f"the stored images have {height} × {width} pixels, fewer than {size}"
         raise UserError(what, "data.image_size", f"prepare with --size {size}, or lower it")
-    return (size, size) if size else (height, width)
+    return size, size
 
 
 def center(image: Tensor, sides: tuple[int, int]) -> Tensor:
     """Return the center of images (B, C, …)."""
-    top = (image.shape[2] - sides[0]) // 2
-    left = (image.shape[3] - sides[1]) // 2
-    return image[:, :, top : top + sides[0], left : left + sides[1]]
+    height, width = sides
+    top = (image.shape[2] - height) // 2
+    left = (image.shape[3] - width) // 2
+    return image[:, :, top : top + height, left : left + width]
 
 
 # --- random numbers
@@ -58,22 +78,26 @@ def center(image: Tensor, sides: tuple[int, int]) -> Tensor:
 
 def scramble(number: Any) -> Any:
     """Mix the bits of 32-bit numbers: an int, or int64 of NumPy or torch (Ettinger's lowbias32)."""
-    number = ((number ^ number >> 16) * 0x7FEB352D) & BITS
-    number = ((number ^ number >> 15) * 0x846CA68B) & BITS
+    number = number ^ number >> 16
+    number = number * 0x7FEB352D & BITS
+    number = number ^ number >> 15
+    number = number * 0x846CA68B & BITS
     return number ^ number >> 16
 
 
 def draw(seed: int, epoch: int, index: Any, place: Any) -> Any:
     """Return random integers below 2²⁴ for the images `index` and the places of `DRAWS`."""
     key = scramble(scramble(seed) ^ epoch)
-    number = (index * len(DRAWS) + place) & BITS
-    return scramble(scramble(number) ^ key) >> 8
+    number = index * len(DRAWS) + place & BITS
+    number = scramble(number) ^ key
+    return scramble(number) >> 8
 
 
 def draw_all(seed: int, epoch: int, index: Tensor) -> Random:
     """Return all numbers for the images `index` (B,)."""
     places = torch.arange(len(DRAWS), device=index.device)
-    numbers = draw(seed, epoch, index[:, None], places).float() / 2**24
+    whole = draw(seed, epoch, index[:, None], places)
+    numbers = whole.float() / 2**24
     return dict(zip(DRAWS, numbers.split(1, 1), strict=True))
 
 
@@ -85,78 +109,85 @@ def augment(
 ) -> Batch:
     """Return a batch whose `image` (B, C, *sides) is float32, from 0 to 255."""
     random = draw_all(seed, epoch, batch["index"])
-    image = move(batch["image"].float(), random, settings, sides)
+    image = move(batch["image"], random, settings, sides)
     if settings.color:
         image = recolor(image, random, settings.color)
     changed = {**batch, "image": image}
     if "partner_image" in batch:
-        # The partner has draws of its own, which belong to the image, too.
+        # The partner has draws of its own. They belong to the image, too, not to the partner.
         others = draw_all(seed + 1, epoch, batch["index"])
-        partner = move(changed.pop("partner_image").float(), others, settings, sides)
+        partner = move(changed.pop("partner_image"), others, settings, sides)
         mix(changed, partner, random, settings)
     if settings.cutout:
-        hidden = rectangle(sides, random["hidden_y"], random["hidden_x"], settings.cutout)
-        changed["image"] = changed["image"].masked_fill(hidden, GREY)
+        hide(changed, random, settings.cutout)
     return changed
 
 
 def move(image: Tensor, random: Random, settings: Augment, sides: tuple[int, int]) -> Tensor:
     """Crop, enlarge, shift and flip in one bilinear pass; the border is mirrored."""
     height, width = image.shape[2:]
-    crop_height: Any
-    crop_width: Any
-    crop_height, crop_width = sides
+    crop_height: Any = sides[0]
+    crop_width: Any = sides[1]
     if settings.crop < 1:
         area = 1 - (1 - settings.crop) * random["area"]
-        ratio = 0.75 + random["ratio"] * (4 / 3 - 0.75)
-        crop_height = height * (area * ratio).sqrt().clamp(max=1)
-        crop_width = width * (area / ratio).sqrt().clamp(max=1)
-    y = places(height, crop_height, sides[0], random["top"])
-    x = places(width, crop_width, sides[1], random["left"])
-    y = y + 2 / height * whole(random["shift_y"], settings.shift)
-    x = x + 2 / width * whole(random["shift_x"], settings.shift)
+        ratio = NARROWEST + (WIDEST - NARROWEST) * random["ratio"]
+        crop_height = (area / ratio).sqrt().clamp(max=1) * height
+        crop_width = (area * ratio).sqrt().clamp(max=1) * width
+
+    y = pixels(sides[0], height, crop_height, random["top"])
+    x = pixels(sides[1], width, crop_width, random["left"])
+    y = y + shift(random["shift_y"], settings.shift)
+    x = x + shift(random["shift_x"], settings.shift)
+    y = 2 * y / height - 1  # as grid_sample counts, from −1 to 1
+    x = 2 * x / width - 1
     if settings.flip:
         x = torch.where(random["flip"] < 0.5, -x, x)
-    grid = torch.stack(torch.broadcast_tensors(x[:, None, :], y[:, :, None]), 3)
-    return functional.grid_sample(image, grid, padding_mode="reflection", align_corners=False)
+
+    rows = y[:, :, None].expand(-1, -1, sides[1])
+    columns = x[:, None, :].expand(-1, sides[0], -1)
+    grid = torch.stack([columns, rows], 3)
+    return functional.grid_sample(
+        image.float(), grid, padding_mode="reflection", align_corners=False
+    )
 
 
-def places(stored: int, crop: Any, side: int, random: Tensor) -> Tensor:
-    """Return where the `side` pixels of a crop are: (B, side), from −1 to 1 for `stored` pixels."""
-    first = (random * (stored - crop + 1)).floor().clamp(max=stored - crop)
-    centers = torch.arange(side, device=random.device) + 0.5
-    return 2 / stored * (first + centers * (crop / side)) - 1
+def pixels(count: int, stored: int, crop: Any, random: Tensor) -> Tensor:
+    """Return where the `count` pixels of a random crop of `stored` pixels are, (B, count)."""
+    last = stored - crop
+    first = (random * (last + 1)).floor().clamp(max=last)
+    centers = torch.arange(count, device=random.device) + 0.5
+    return first + centers * (crop / count)
 
 
-def whole(random: Tensor, most: int) -> Tensor:
+def shift(random: Tensor, most: int) -> Tensor:
     """Return whole numbers from −most to most."""
-    return ((2 * most + 1) * random).floor() - most
+    return (random * (2 * most + 1)).floor() - most
 
 
 def recolor(image: Tensor, random: Random, most: float) -> Tensor:
     """Change brightness, contrast and saturation by a factor from 1 − most to 1 + most."""
-
-    def factor(name: str) -> Tensor:
-        return 1 + most * (2 * random[name][:, :, None, None] - 1)
-
-    image = image * factor("brightness")
+    brightness = factor(random["brightness"], most)
+    contrast = factor(random["contrast"], most)
+    saturation = factor(random["saturation"], most)
+    image = image * brightness
     mean = image.mean((1, 2, 3), keepdim=True)
-    image = mean + (image - mean) * factor("contrast")
+    image = mean + (image - mean) * contrast
     grey = image.mean(1, keepdim=True)
-    return (grey + (image - grey) * factor("saturation")).clamp(0, 255)
+    image = grey + (image - grey) * saturation
+    return image.clamp(0, 255)
 
 
-def rectangle(sides: tuple[int, int], y: Tensor, x: Tensor, fraction: Any) -> Tensor:
-    """Return where a rectangle is whose center is at y and x: (B, 1, H, W) bool.
+def factor(random: Tensor, most: float) -> Tensor:
+    """Return numbers from 1 − most to 1 + most, (B, 1, 1, 1)."""
+    change = most * (2 * random - 1)
+    return 1 + change[:, :, None, None]
 
-    fraction: of each side of the image.
-    """
-    inside = []
-    for side, middle in zip(sides, (y, x), strict=True):
-        centers = (torch.arange(side, device=y.device) + 0.5) / side
-        inside.append((centers - middle).abs() < fraction / 2)  # (B, side)
-    rows, columns = inside
-    return (rows[:, :, None] & columns[:, None, :])[:, None]
+
+def hide(batch: Batch, random: Random, fraction: float) -> None:
+    """Hide a square of each image, or the part of it that is inside."""
+    image = batch["image"]
+    hidden = rectangle(image, random["hidden_y"], random["hidden_x"], fraction)
+    batch["image"] = image.masked_fill(hidden, GREY)
 
 
 def mix(batch: Batch, partner: Tensor, random: Random, settings: Augment) -> None:
@@ -167,10 +198,27 @@ def mix(batch: Batch, partner: Tensor, random: Random, settings: Augment) -> Non
     image = batch["image"]
     kind = random["kind_of_mix"]
     own = random["own_weight"]
-    blended = torch.where(kind < settings.mixup, own, 1.0)
-    is_pasted = (kind >= settings.mixup) & (kind < settings.mixup + settings.cutmix)
+    is_blended = kind < settings.mixup
+    is_pasted = (kind < settings.mixup + settings.cutmix) & ~is_blended
     fraction = torch.where(is_pasted, (1 - own).sqrt(), 0.0)
-    pasted = rectangle(image.shape[2:], random["pasted_y"], random["pasted_x"], fraction)
+    pasted = rectangle(image, random["pasted_y"], random["pasted_x"], fraction)
+    blended = torch.where(is_blended, own, 1.0)
     weight = blended[:, :, None, None] * ~pasted  # of each pixel, (B, 1, H, W)
     batch["image"] = partner + (image - partner) * weight
     batch["own_weight"] = weight.mean((1, 2, 3))
+
+
+def rectangle(image: Tensor, y: Tensor, x: Tensor, fraction: Any) -> Tensor:
+    """Return where a rectangle is whose center is at y and x: (B, 1, H, W) bool.
+
+    fraction: of each side of the image.
+    """
+    rows = near(y, image.shape[2], fraction / 2)
+    columns = near(x, image.shape[3], fraction / 2)
+    return rows[:, None, :, None] & columns[:, None, None, :]
+
+
+def near(middle: Tensor, count: int, distance: Any) -> Tensor:
+    """Return which of `count` pixels are near the middle (B, 1): (B, count) bool."""
+    centers = torch.arange(count, device=middle.device) + 0.5
+    return (centers / count - middle).abs() < distance

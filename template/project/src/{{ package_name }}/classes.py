@@ -15,7 +15,8 @@ from .engine.monitoring.report import table
 LARGEST = 16.0  # the scores are log-odds, cut here: a probability of 1 − 1e-7
 LEVELS = 1 << 15  # of the scores of a class: fine enough for areas within 0.001
 ALL_LEVELS = 1 << 19  # of all classes together, to bound time and memory
-MATRIX = 20  # up to this number of classes, there is a confusion matrix
+MATRIX = 100  # up to this number of classes, there is a confusion matrix
+COLUMNS = 20  # up to this number of classes, a table shows it
 
 
 # --- in the model
@@ -39,19 +40,6 @@ def sum_by_class(logits: Tensor, target: Tensor, present: Tensor) -> dict[str, G
         pair = target * num_classes + prediction
         by_group["matrix"] = Groups(num_classes**2, pair, present)
     return by_group
-
-
-def sum_by_label(logits: Tensor, target: Tensor, present: Tensor) -> dict[str, Groups]:
-    """Return the same counts where a row has any number of labels: target (B, K) is 0 or 1."""
-    num_labels = logits.shape[1]
-    label = torch.arange(num_labels, device=logits.device).repeat(len(logits))
-    predicted = (logits > 0) & present[:, None]
-    hits = predicted & target.bool()
-    return {
-        "hits": Groups(num_labels, label, hits.flatten()),
-        "predicted": Groups(num_labels, label, predicted.flatten()),
-        "scores": sum_by_score(logits.double(), target.long(), present),
-    }
 
 
 def sum_by_score(score: Tensor, is_class: Tensor, present: Tensor) -> Groups:
@@ -115,10 +103,10 @@ def class_table(sums: Batch, names: list[str]) -> list[str]:
     metrics = by_class(sums)
     columns = {"class": names, **{name: values.tolist() for name, values in metrics.items()}}
     title = f"Classes of all {sum(columns['rows']):,} rows"
-    if "matrix" in sums:
+    if "matrix" in sums and len(names) <= COLUMNS:
         matrix = sums["matrix"].long().unflatten(0, (len(names), -1))  # by true, predicted class
         for name, counts in zip(names, matrix.T.tolist(), strict=True):
             columns[f"as {name}"] = counts
-    else:
+    elif len(names) > COLUMNS:
         title += ", too many for a confusion matrix"
     return table(title, tuple(columns), list(zip(*columns.values(), strict=True)))

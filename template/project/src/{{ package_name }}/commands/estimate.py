@@ -39,7 +39,7 @@ def main(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
 
     from ..measure.estimates import estimates
 
-    measure, batches_per_epoch = counter(settings)
+    measure, batches_per_epoch, size = counter(settings)
     epoch = -(-batches_per_epoch // settings.training.gradient_accumulation_steps)
     try:
         rows = estimates(settings, epoch=epoch, keys=keys, prices=prices, count=measure)
@@ -52,14 +52,16 @@ def main(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
         return 0
 
     print_costs(measure("fp32", False), epoch)
+    print(f"prepared data: {size / 1e9:,.3g} GB, on the device if they stay there\n")
     print("\n".join(table(rows)))
     advice = "Divide them by the fraction of the roofline that your runs reach."
     print(f"\nThese times are lower bounds, since no kernel reaches its peak. {advice}")
     return 0
 
 
-def counter(settings: Settings) -> tuple[Callable[[str, bool], Costs], int]:
-    """Return a function that counts the costs of a micro-batch, and the batches of an epoch."""
+def counter(settings: Settings) -> tuple[Callable[[str, bool], Costs], int, int]:
+    """Return a function that counts the costs of a micro-batch, the batches of an epoch, and the
+    bytes of all rows."""
     import torch
 
     from ..assemble import open_store
@@ -89,7 +91,8 @@ def counter(settings: Settings) -> tuple[Callable[[str, bool], Costs], int]:
             on_gpu,
         )
 
-    return measure, len(loader)
+    size = sum(array.shape[0] * array.row_bytes for array in store.arrays.values())
+    return measure, len(loader), size
 
 
 def print_costs(costs: Costs, epoch: int) -> None:
@@ -98,7 +101,7 @@ def print_costs(costs: Costs, epoch: int) -> None:
     moved = f"{costs.bytes / 1e9:,.3g} GB moved, {costs.kernels:,} operations"
     print(f"a micro-batch in fp32: {costs.flops / 1e9:,.3g} GFLOP, {moved}")
     parts = [f"{name} {amount / 1e9:.3g}" for name, amount in costs.parts.items()]
-    print(f"GB in fp32: {', '.join(parts)}\n")
+    print(f"GB in fp32: {', '.join(parts)}")
 
 
 def known(name: str, where: str) -> str:

@@ -72,12 +72,24 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> list[Optimization]:
 
     if not patterns:
         return []
+    keep_statistics(model)
     total = sum(weight.numel() for weight in model.parameters())
     frozen = sum(weight.numel() for weight in model.parameters() if not weight.requires_grad)
     if frozen == total:
         raise UserError("every weight is frozen", "finetune.freeze", "leave some of them to train")
     why = f"{frozen:,} of {total:,} weights"
     return [Optimization("frozen weights", "finetune.freeze", f"{frozen / total:.1%}", why)]
+
+
+def keep_statistics(model: nn.Module) -> None:
+    """Let norms whose weights are frozen keep their running statistics, too."""
+    for module in model.modules():
+        own = list(module.parameters(recurse=False))
+        is_frozen = not any(weight.requires_grad for weight in own)
+        if own and is_frozen and hasattr(module, "running_mean"):
+            module.eval()
+            # `model.train()` passes it by.
+            module.train = lambda mode=True, kept=module: kept  # type: ignore[method-assign]
 
 
 def load_initial(project: Project, place: str) -> tuple[str, list[str]]:
