@@ -12,8 +12,8 @@ import h5py
 import numpy as np
 import stocks
 import torch
-from PIL import Image
 from made_up import columns, lines, values
+from PIL import Image
 from rendering import render
 from running import Result, Running, check_run, evaluations, last_checkpoint, losses
 
