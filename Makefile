@@ -15,6 +15,7 @@ READY := .venv/.ready
 LOWEST := .venv-copier-lowest/.ready
 PEERS := .venv-peers/.ready
 FORECASTERS := .venv-forecasters/.ready
+VISION := .venv-vision/.ready
 DOCS := .venv-docs/.ready
 COPIER := build/.venv-copier
 LOWEST_VERSION := $(shell sed -n 's/^_min_copier_version: "\([0-9.]*\)".*/\1/p' copier.yml)
@@ -45,7 +46,7 @@ test-all: $(READY) $(LOWEST) ## all tests, in all their cases
 attack: $(READY) $(LOWEST) ## damaged files, full disks, two processes at once, signals: all cases of docs/explanation/reliability.md
 	$(PYTEST) tests/reliability $(ARGS)
 
-bench: $(READY) $(if $(filter forecast,$(PART)),$(FORECASTERS),$(PEERS)) ## measure on this machine's CPU, against the peers: make bench PART=loaders ARGS="--rounds 3 --write"
+bench: $(READY) $(if $(filter forecast,$(PART)),$(FORECASTERS),$(if $(filter vision,$(PART)),$(VISION),$(PEERS))) ## measure on this machine's CPU, against the peers: make bench PART=loaders ARGS="--rounds 3 --write"
 	for part in $(or $(PART),loop muon script llm seq2seq graph distributed repeat prepare loaders estimate); do OMP_NUM_THREADS=1 $(BIN)/python benchmarks/$$part.py $(ARGS) || exit 1; done
 
 bench-gpu: $(READY) ## test and measure on this machine's GPU: make bench-gpu [PART=llm] [ARGS=--rehearse or --publish]
@@ -100,6 +101,13 @@ $(FORECASTERS): Makefile
 	test -x .venv-forecasters/bin/python || $(PYTHON) -m venv .venv-forecasters
 	.venv-forecasters/bin/python -m pip install --quiet "$(TORCH)" $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
 	.venv-forecasters/bin/python -m pip install --quiet "$(TORCH)" darts neuralforecast
+	touch $@
+
+# torchvision only works with the torch that it was built for, so this torch is its own.
+$(VISION): Makefile
+	test -x .venv-vision/bin/python || $(PYTHON) -m venv .venv-vision
+	.venv-vision/bin/python -m pip install --quiet torch torchvision $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
+	.venv-vision/bin/python -m pip install --quiet numpy
 	touch $@
 
 $(DOCS): tools/docs_site/requirements.txt
