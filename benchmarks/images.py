@@ -9,6 +9,7 @@ where FOLDER was prepared. It prints JSON: milliseconds of the process for each 
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import json
 import sys
@@ -42,13 +43,13 @@ def torchvision_batches(folder: Path, side: int) -> Iterator[torch.Tensor]:
 
 def project_batches() -> Iterator[torch.Tensor]:
     """Batches of the project on Python's path, from the data that are prepared in this folder."""
-    from my_training.assemble import assemble, open_store
-    from my_training.engine.compute.distributed import Distributed
-    from my_training.settings import Settings
-
+    assembling: Any = importlib.import_module("my_training.assemble")
+    distributed: Any = importlib.import_module("my_training.engine.compute.distributed")
+    sections: Any = importlib.import_module("my_training.settings")
     flags = {"data.batch_size": BATCH, "augment.crop": CROP, "augment.shift": 0}
-    settings: Any = Settings.load(Path("config.yaml")).replaced(flags, "benchmark")
-    project: Any = assemble(settings, Distributed(), open_store(settings))
+    settings = sections.Settings.load(Path("config.yaml")).replaced(flags, "benchmark")
+    store = assembling.open_store(settings)
+    project = assembling.assemble(settings, distributed.Distributed(), store)
     loader = project.loader("train", train=True)
     for epoch in itertools.count():
         for batch in loader.epoch(epoch):

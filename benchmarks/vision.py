@@ -31,9 +31,9 @@ from publish import command_line, machine, publish  # noqa: E402
 TORCHVISION = ROOT / ".venv-vision/bin/python"  # `make bench PART=vision` makes it
 FASHION = "--training.epochs 8 --schedule.final_factor 0.01"
 DIGITS = "--training.epochs 25 --augment.flip false --data.batch_size 64"
-PRECISIONS = ("fp32", "bf16")
+PRECISIONS: tuple[str, ...] = ("fp32", "bf16")
 SECONDS = 4.0  # of the process, for a round of a loader
-SIDES = (28, 224)
+SIDES: tuple[int, ...] = (28, 224)
 COUNTS = {28: 6000, 224: 600}  # images in a folder
 REHEARSED = False
 
