@@ -191,7 +191,9 @@ class ChatWriter:
         while together:
             for chat, encoded in zip(together, encode(self.tokenizer, together), strict=True):
                 if isinstance(encoded, Rejected):
-                    self.leave_out(f"left out, rejected by the chat template ({encoded})", chat.where)
+                    self.leave_out(
+                        f"left out, rejected by the chat template ({encoded})", chat.where
+                    )
                 else:
                     self._write(encoded, chat.where)
             together = list(islice(chats, TOGETHER))

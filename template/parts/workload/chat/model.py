@@ -19,12 +19,13 @@ from torch.nn import functional
 from .cross_entropy import cross_entropy
 from .dataset import IGNORE
 from .engine.compute.gpus import this_card
-from .engine.errors import UserError
+from .engine.errors import UserError, note
 from .engine.interfaces import Batch, Output
 from .pretrained import Architecture, load_weights, model_folder, read_object
 from .settings import Settings
 from .tokenizer import read_definition
 
+FAST = ("cpu", "meta")  # devices where no form of attention is slow; FLOPs are counted on meta
 VARLEN_CAPABILITY = (8, 0)  # torch's attention over texts of any length needs this GPU, or a newer
 
 
@@ -77,6 +78,10 @@ def find_documents(first: Tensor, dtype: torch.dtype) -> Documents:
         return Documents(lengths=np.diff([*begins, first.numel()]).tolist())
     if has_varlen(first.device, dtype):
         return Documents(borders=borders_of(first), longest=first.shape[1])
+    if first.device.type not in FAST:
+        note(
+            "attention masks most of a batch, which is slow; half precision from sm 8.0 on does not"
+        )
     return Documents(mask=mask_of(first))
 
 

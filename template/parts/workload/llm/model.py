@@ -274,13 +274,12 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         for chunk, target in zip(x.split(rows), targets.split(rows), strict=True):
             present = (target != IGNORE)[:, None]
             index = target.clamp(min=0)[:, None]
-            logits = (chunk @ weight.t()).float()  # (rows, V)
-            normalizer = logits.logsumexp(1, keepdim=True)
-            total = total + ((normalizer - logits.gather(1, index)) * present).sum()
+            scores = (chunk @ weight.t()).float().log_softmax(1)  # (rows, V)
+            total = total - (scores.gather(1, index) * present).sum()
             if not any(context.needs_input_grad):
                 continue
 
-            gradient = (logits - normalizer).exp()
+            gradient = scores.exp()
             minus_one = gradient.new_full(index.shape, -1.0)
             gradient = gradient.scatter_add(1, index, minus_one) * present
             gradient = gradient.to(x.dtype)
