@@ -88,6 +88,35 @@ def checkpoints(folder):
     return sorted((newest_run(folder) / "checkpoints").glob("step-*.pt"))
 
 
+def bits(folder):
+    """The exact losses of all micro-batches, and the exact gradient norms of all steps."""
+    losses = []
+    norms = []
+    before = 0
+    for row in rows(folder):
+        if "split" not in row:
+            numbers = memoryview(bytes.fromhex(row["bits"])).cast("f").tolist()
+            count = row["step"] - before
+            losses += numbers[:-count]
+            norms += numbers[-count:]
+            before = row["step"]
+    return losses, norms
+
+
+def test_records_have_the_exact_losses_and_norms_of_every_step(reference, place):
+    """The reference has a record a step; a record of this run has several, one with a resume."""
+    train(place, "--monitor.every_steps", "15", "--max-steps", "17")
+    result = train(place, "--resume")
+    assert result.code == 0, result.err
+    expected = bits(reference)
+    assert [len(numbers) for numbers in expected] == [2 * STEPS, STEPS]
+    assert bits(place) == expected
+    logged = [row for row in rows(reference) if "split" not in row]
+    assert expected[1] == [row["gradient_norm"] for row in logged]
+    first, second = expected[0][:2]
+    assert (first + second) / 2 == pytest.approx(logged[0]["loss"])
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc names the workers")
 def test_a_resume_right_after_a_kill_gets_the_lock_while_workers_live(place, reference):
     """A child process of the run must not hold its lock."""

@@ -71,9 +71,9 @@ def report_lines(folder: Path) -> list[str]:
 
 def write_csv(path: Path, records: list[Row]) -> None:
     """Write a line for each record, and a column for each name."""
-    names = dict.fromkeys(name for record in records for name in record)
+    names = dict.fromkeys(name for record in records for name in record if name != "bits")
     text = io.StringIO()
-    writer = csv.DictWriter(text, names, lineterminator="\n")
+    writer = csv.DictWriter(text, names, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
     writer.writerows(records)
     write_text(path, text.getvalue())

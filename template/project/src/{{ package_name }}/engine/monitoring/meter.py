@@ -49,6 +49,7 @@ class Meter:
         self._values: dict[str, Pairs] = {"loss": []}  # of the loss, means; of others, sums
         self._unchecked: Values = []  # in the order of the steps; equally many on every rank
         self._norms: list[Tensor] = []  # of the gradients, since the last record
+        self.bits = ""  # of the losses, then of the norms, of the last record
         self.restart(0)
 
     def restart(self, step: int) -> None:
@@ -139,7 +140,11 @@ class Meter:
         means = (totals[:, 0] / totals[:, 1].clamp(min=1)).tolist()
         self.check()
 
-        norms = torch.stack(self._norms).tolist()
+        # One copy from the device has both. Losses are this rank's, norms are the same on all ranks.
+        losses = [value for value, _ in self._values["loss"]]
+        exact = torch.stack(losses + self._norms).float().cpu()
+        self.bits = exact.numpy().tobytes().hex()
+        norms = exact[len(losses) :].tolist()
         if self._ends:  # the GPU has passed both
             # Python's clock counted all of it as forward and backward. The events show the last
             # optimizer step only, which stands for all of them.
