@@ -33,7 +33,10 @@ TINY = {
         *("--model.layers", "1", "--model.width", "64", "--model.hidden", "128"),
         *("--schedule.warmup_steps", "10", "--optimizer.learning_rate", "0.003"),
     ),
-    "vision": ("--data.batch_size", "64", "--model.width", "8", "--schedule.warmup_steps", "10"),
+    "vision": (
+        *("--data.batch_size", "64", "--model.width", "8", "--schedule.warmup_steps", "10"),
+        *("--optimizer.learning_rate", "0.002"),
+    ),
     "windows": (
         *("--model.width", "16"),
         *("--optimizer.learning_rate", "0.01", "--schedule.warmup_steps", "10"),

@@ -25,8 +25,9 @@ FORMATS = {
     "bf16": torch.finfo(torch.bfloat16).eps,
     "fp8": torch.finfo(torch.float8_e4m3fn).eps,
 }
-# An absolute error has gradients of sign alone, some of which rounding turns.
-LOOSER = {"forecast": 4}
+# An absolute error has gradients of sign alone, some of which rounding turns. Rounding also makes
+# max pooling choose other pixels; the largest difference seen was 15 times the tolerance.
+LOOSER = {"forecast": 4, "vision": 30}
 
 
 @pytest.fixture(scope="session")
