@@ -166,7 +166,7 @@ NOTED: dict[str, tuple[str, str, str]] = {
     "timestamps": (
         with_column(when=HOURS.astype(str).tolist()),
         "",
-        "column 'when' holds times, so it is left out: add what matters",
+        r"column 'when' is a date \(ISO 8601\): year, month, weekday, elapsed days",
     ),
     "decimal commas": (COMMAS, "", "delimiter ';' and decimal mark ',' found in table.csv"),
     "tabs": (lines(columns(), "\t"), "", r"delimiter '\\t' and decimal mark '.' found"),

@@ -55,11 +55,32 @@ def test_numbers_may_be_names_of_classes(tmp_path):
     prepared(tmp_path, "tabular", few, CLASSES)
 
 
-def test_times_are_left_out_unless_a_flag_says_what_they_are(tmp_path):
-    out = prepared(tmp_path, "tabular", BY_DAY).out
-    assert "note: column 'day' holds times, so it is left out: add what matters, such as" in out
-    facts = store(tmp_path, "tabular").facts
-    assert (facts["categories"], len(facts["features"])) == ([], 1)
+def test_dates_become_numbers(tmp_path):
+    """With the clock, also in a format of people and with gaps; unclear ones are left out."""
+    times = np.datetime64("2023-12-25T06:00") + 9 * np.arange(ROWS) * np.timedelta64(1, "h")
+    dates = times.astype(object)
+    flags = "--keep-order --drop size --drop age --drop colour"
+    expected = np.array([[d.year, d.month, d.weekday()] for d in dates])
+    elapsed = (times - np.datetime64("1970-01-01")) / np.timedelta64(1, "D")
+    for form in ("%Y-%m-%d %H:%M:%S", "%d.%m.%Y %H:%M", "%Y-%m-%dT%H:%M+00:00"):
+        cells = [d.strftime(form) for d in dates]
+        cells[50] = ""
+        out = prepared(tmp_path, "tabular", with_column(when=cells), flags).out
+        assert "note: column 'when' is a date (" in out
+        features = store(tmp_path, "tabular").arrays["features"].rows()
+        assert np.isnan(features[50]).all()
+        kept = np.arange(ROWS) != 50
+        np.testing.assert_array_equal(features[kept, :3], expected[kept])
+        np.testing.assert_allclose(features[kept, 3], elapsed[kept], atol=2e-3)
+
+    unclear = [f"{1 + row % 12}/{1 + row % 7}/2024" for row in range(ROWS)]
+    out = prepared(tmp_path, "tabular", with_column(when=unclear)).out
+    assert "note: column 'when' has dates of no clear format, such as '" in out
+    assert "left out: add --time-format" in out
+    assert "when" not in str(store(tmp_path, "tabular").facts)
+    prepared(tmp_path, "tabular", with_column(when=unclear), f"{flags} --time-format %m/%d/%Y")
+    months = store(tmp_path, "tabular").arrays["features"].rows()[:, 1]
+    np.testing.assert_array_equal(months, 1 + np.arange(ROWS) % 12)
 
     prepared(tmp_path, "tabular", BY_DAY, "--category day")
     assert store(tmp_path, "tabular").facts["categories"][0]["name"] == "day"

@@ -116,30 +116,42 @@ def test_a_pretrained_encoder_gets_a_head(encoder, tmp_path):
 
 def test_class_weights_find_the_rare_class(tmp_path):
     """2 % of the rows are of it, and a column hints at them."""
-    text = document("imbalance").read_text(encoding="utf-8")
     random = np.random.default_rng(0)
     kinds = np.where(random.random(3000) < 0.02, "yes", "no")
     hints = (kinds == "yes") + random.normal(0, 0.5, len(kinds))
     table = pyarrow.table({"hint": hints, "kind": kinds})
     pyarrow.csv.write_csv(table, tmp_path / "table.csv")
-    plain = render(workload="tabular")
-    weighted = Path(shutil.copytree(plain, tmp_path / "weighted"))
-    patch(weighted, text)
-    shell(weighted, "ruff", "check", "src")
-    shell(weighted, "ruff", "format", "--check", "src")
-    prepare, train, predict = documented(document("imbalance"))
+    project = render(workload="tabular")
+    prepare, train, predict, balanced = documented(document("imbalance"))
     metrics, thresholds = quoted("imbalance")
-    check_run(plain, *prepare, cwd=tmp_path)
-    balanced = []
-    for project in (plain, weighted):
-        result = check_run(project, *train, "--training.max_steps", "300", cwd=tmp_path)
+    check_run(project, *prepare, cwd=tmp_path)
+    scores = []
+    for words in (train, balanced):
+        result = check_run(project, *words, "--training.max_steps", "300", cwd=tmp_path)
         assert "lower optimizer.learning_rate" not in result.out, "an alert of divergence"
         check_run(project, *predict, cwd=tmp_path)
-        balanced.append(float(printed(metrics, newest_run(tmp_path)).split()[0]))
-    assert balanced[1] > balanced[0] + 0.1
+        scores.append(float(printed(metrics, newest_run(tmp_path)).split()[0]))
+    assert scores[1] > scores[0] + 0.1
     recalls = re.findall(r"recall (\S+),", printed(thresholds, newest_run(tmp_path)))
     assert len(recalls) == 4
     assert recalls == sorted(recalls)
+
+
+def test_folds_of_customers(tmp_path):
+    """Of a file as spreadsheets write it: no customer is in two folds."""
+    printed(quoted("folds")[0], tmp_path)
+    outputs = followed(render(workload="tabular"), "folds", tmp_path, "--training.max_steps", "8")
+    prepared, _, evaluated = outputs
+    assert "column 'since' is a date (%d.%m.%Y)" in prepared
+    assert "## Held-out rows of 5 folds" in evaluated
+    customers = pyarrow.csv.ParseOptions(delimiter=";")
+    table = pyarrow.csv.read_csv(tmp_path / "customers.csv", parse_options=customers).to_pydict()
+    predicted = pyarrow.csv.read_csv(tmp_path / "runs/folds/predictions.csv").to_pydict()
+    folds = {}
+    for row, fold in zip(predicted["row"], predicted["fold"], strict=True):
+        folds.setdefault(table["customer"][row - 1], set()).add(fold)
+    assert {len(names) for names in folds.values()} == {1}
+    assert len(predicted["row"]) == pytest.approx(1700, abs=20)
 
 
 # ---- many series ---------------------------------------------------------------------------------

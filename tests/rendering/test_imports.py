@@ -76,7 +76,7 @@ def template_sources():
 def floor(module):
     """The engine, the owner's files with what prepares data, what builds and trains, commands."""
     top = module.partition(".")[0]
-    above = dict.fromkeys(("assemble", "trained", "train", "hooks", "measure"), 2)
+    above = dict.fromkeys(("assemble", "folds", "trained", "train", "hooks", "measure"), 2)
     return {"engine": 0, "commands": 3, **above}.get(top, 1)
 
 

@@ -181,12 +181,16 @@ def test_few_groups_are_enough_for_the_splits_or_one_line(tmp_path):
     two = written(tmp_path, lines(made | {"site": ["x", "y"] * 20}), "two.csv")
     gap = written(tmp_path, lines(made | {"site": [*["x", "y", "z", "v"] * 9, "x", "", "x", "y"]}))
     before = store(tmp_path, "tabular").fingerprint
+    other_use = "an id, a group or a time has no other use"
     for path, flags, says in (
         (two, "--group site", "2 groups are too few for 3 splits: --group: name another"),
         (gap, "--group site", "the group is missing: row 38, column 'site': fill it in"),
-        (two, "--group price", "the column is a group and no feature or target: --group 'price'"),
-        (two, "--group site --category site", "the column is a group and no feature or target"),
-        (two, "--group site --drop site", "the column is needed: --drop 'site'"),
+        (two, "--group price", f"{other_use}: column 'price': name it in one flag only"),
+        (two, "--group site --category site", f"{other_use}: column 'site'"),
+        (two, "--group site --drop site", f"{other_use}: column 'site'"),
+        (two, "--group site --id site", f"{other_use}: column 'site'"),
+        (two, "--id price", f"{other_use}: column 'price'"),
+        (two, "--split-by time --time-column price", f"{other_use}: column 'price'"),
         (two, "--group sites", "no column 'sites': two.csv: did you mean one of site"),
     ):
         one_error(prepare(tmp_path, "tabular", path, flags), says)
@@ -291,7 +295,8 @@ def opened(request, tmp_path_factory):
 def built(opened, **model):
     sizes = {"width": 16, "depth": 3, "dropout": 0.0, "category_width": 4} | model
     torch.manual_seed(0)
-    settings = SimpleNamespace(model=SimpleNamespace(**sizes))
+    data = SimpleNamespace(balance="none")
+    settings = SimpleNamespace(model=SimpleNamespace(**sizes), data=data)
     return module("model").build_model(settings, opened.facts)
 
 

@@ -6,13 +6,17 @@ arrays of the prepared dataset.
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from .classes import class_table, overall
 from .engine import interfaces
+from .engine.errors import UserError
 from .engine.interfaces import Batch, Rows, Spans
+from .engine.loading.balanced import Balanced
 from .engine.loading.store import Store, StoreWriter
 from .prepare.rows import Table, describe, write
 from .prepare.splits import borders
@@ -24,14 +28,26 @@ class Samples(interfaces.Samples):
 
     def __init__(self, store: Store, settings: Settings, split: str):
         self.store = store
+        self.split = split
         self.first, self.last = store.splits[split]
+        self.balance = settings.data.balance
+        if self.balance != "none" and "classes" not in store.facts["target"]:
+            remedy = "set it to none, or prepare with --task classification"
+            raise UserError("a number has no classes", "data.balance", remedy)
 
     def __len__(self) -> int:
         return self.last - self.first
 
+    @property
+    def orders(self) -> dict[str, Any]:
+        if self.balance != "sampling":
+            return {}
+        balanced = partial(Balanced, _target(self.store, self.split))
+        return dict.fromkeys(["auto", "full", "block", "time"], balanced)
+
     def spans(self, indices: np.ndarray, epoch: int) -> dict[str, Spans]:
         span = Spans(np.where(indices < 0, -1, indices + self.first), 1)
-        names = [name for name in self.store.arrays if name != "row"]
+        names = [name for name in self.store.arrays if name not in ("row", "id")]
         return dict.fromkeys(names, span)
 
     def batch(self, rows: dict[str, Rows]) -> Batch:
@@ -92,6 +108,7 @@ def _made_up_harvest() -> Table:
         target="yield",
         numbers=np.column_stack([20 + 5 * x, target]).astype(np.float32),
         codes=soil[:, None],
+        row=np.arange(count),
     )
 
 
@@ -103,5 +120,6 @@ def synthesize(folder: Path, settings: Settings) -> None:
     facts = describe(table, rows < splits["train"][1])
     with StoreWriter(folder, WORKLOAD) as writer:
         write(writer, table, facts, rows)
+        writer.facts = facts
         writer.splits = splits
         writer.source = {"kind": "synthetic"}

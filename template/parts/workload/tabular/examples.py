@@ -33,7 +33,7 @@ def examples(batch: Batch, predictions: Batch, project: Project) -> dict[str, Fi
     error = prediction - target
     order = np.abs(error).argsort()[: -WORST - 1 : -1]
     rows = file_rows(project.store, "validation", batch["index"].numpy())
-    columns = {"row": rows, "truth": target, "prediction": prediction, "error": error}
+    columns = {**rows, "truth": target, "prediction": prediction, "error": error}
     worst = {name: values[order] for name, values in columns.items()}
     return {
         "predictions": scatter(target, prediction, facts["name"]),

@@ -5,6 +5,7 @@ Shapes: `B` rows in a batch, `F` numeric columns, `C` category columns, `K` clas
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -129,20 +130,42 @@ class Regression(Network):
 
 
 class Classification(Network):
-    """Predicts a class per row."""
+    """Predicts a class per row.
+
+    With `data.balance`, all classes count the same in the loss, by the weights of their rows. If
+    training draws all classes equally often, only evaluations have weights.
+    """
+
+    weights: Tensor
+
+    def __init__(self, settings: Settings, facts: dict[str, Any], outputs: int):
+        super().__init__(settings, facts, outputs)
+        self.balance = settings.data.balance
+        counts = torch.tensor(facts["target"]["counts"], dtype=torch.float32)
+        weights = counts.sum() / (outputs * counts)  # a mean of 1 over the training rows
+        if self.balance == "none":
+            weights = torch.ones(outputs)
+        self.register_buffer("weights", weights, persistent=False)
 
     def forward(self, batch: Batch) -> Output:
         logits = self.outputs(batch)  # (B, K)
         present = batch["present"]
-        total_weight = present.sum(dtype=torch.float32)
+        weights = present.float()
+        if not (self.training and self.balance == "sampling"):
+            weights = weights * self.weights[batch["target"]]
+        total_weight = weights.sum()
         surprises = functional.cross_entropy(logits, batch["target"], reduction="none")
-        surprise = (surprises * present).sum()
-        loss = surprise / total_weight.clamp(min=1)
+        loss = (surprises * weights).sum() / total_weight.clamp(min=1e-6)
         if self.training:
             return Output(loss, total_weight)
+        count = present.sum(dtype=torch.float32)
         is_hit = (logits.argmax(1) == batch["target"]) & present
-        hits = is_hit.sum(dtype=torch.float32)
-        metrics = {"accuracy": (hits, total_weight), "log_loss": (surprise, total_weight)}
+        metrics = {
+            "accuracy": (is_hit.sum(dtype=torch.float32), count),
+            "log_loss": ((surprises * present).sum(), count),
+        }
+        if self.balance != "none":
+            metrics["baseline_loss"] = (total_weight * math.log(logits.shape[1]), total_weight)
         by_group = sum_by_class(logits, batch["target"], present)
         return Output(loss, total_weight, metrics, by_group)
 

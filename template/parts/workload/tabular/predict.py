@@ -21,7 +21,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `predict`."""
     add_flags(parser, output=".csv (default: predictions.csv in the run's folder)")
     title = "new rows, with or without the target"
-    add_input(parser, title, required=False, times=False)
+    add_input(parser, title, required=False)
 
 
 def main(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
@@ -43,30 +43,11 @@ def main(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
 
 def predicted(arguments: argparse.Namespace, project: Any) -> dict[str, np.ndarray]:
     """Return the columns of the file."""
-    from ..prepare.rows import file_rows
+    from ..prepare.rows import prediction_columns
 
     with prediction_loader(arguments, project, write_new) as loader:
         values = collected(project, loader, "target")
-        rows = file_rows(project.store, arguments.split, values.pop("index"))
-    classes = project.store.facts["target"].get("classes", [])
-    return {"row": rows, **as_columns(values, classes)}
-
-
-def as_columns(predicted: dict[str, np.ndarray], classes: list[str]) -> dict[str, np.ndarray]:
-    """Return columns (N,), with classes by name; (N, K) becomes a column for each class."""
-    import numpy as np
-
-    columns = {}
-    for name, values in predicted.items():
-        if values.ndim > 1:
-            labels = classes if len(classes) == values.shape[1] else range(values.shape[1])
-            for label, column in zip(labels, values.T, strict=True):
-                columns[f"{name} of {label}"] = column
-        elif classes and name in ("prediction", "target"):
-            columns[name] = np.array(classes)[values]
-        else:
-            columns[name] = values
-    return columns
+        return prediction_columns(project.store, arguments.split, values)
 
 
 def write_new(path: Path, flags: dict[str, Any], trained: Store, folder: Path) -> None:
@@ -75,14 +56,22 @@ def write_new(path: Path, flags: dict[str, Any], trained: Store, folder: Path) -
 
     from ..engine.loading.store import StoreWriter
     from ..prepare.columns import read_table
+    from ..prepare.dates import PARTS
+    from ..prepare.partition import take_keys
     from ..prepare.rows import write
     from ..prepare.tables import Source
 
     facts = trained.facts
-    kinds = {column["name"]: "number" for column in facts["features"]}
+    keys = {"id": facts.get("id", "")}
+    dates = trained.source.get("dates", {})
+    numbers = facts["features"][len(PARTS) * len(dates) :]
+    kinds = dict.fromkeys(filter(None, keys.values()), "category") | dates
+    kinds |= {column["name"]: "number" for column in numbers}
     kinds |= {column["name"]: "category" for column in facts["categories"]}
     with StoreWriter(folder, trained.workload) as writer:
         source = Source(path, flags, trained.source)
-        table = read_table(writer, source, kinds=kinds, known=facts["categories"])
+        table = read_table(writer, [source], kinds=kinds, known=facts["categories"])
+        table, _ = take_keys(table, keys)
         write(writer, table, facts, np.arange(len(table)))
+        writer.facts = facts
         writer.splits = {"input": [0, len(table)]}

@@ -7,13 +7,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ..engine.runs import typed_path
 from ..prepare.splits import add_input, print_next
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `prepare`."""
     add = parser.add_argument
-    add_input(parser, "a table", times=False)
+    add_input(parser, "a table")
+    for name in ("validation", "test"):
+        text = f"file with the rows of the {name} split; --input then has only those of the others"
+        add(f"--{name}", type=typed_path, metavar="PATH", help=text)
     add("--target", required=True, metavar="COLUMN", help="the column to predict")
     tasks = ["regression", "classification"]
     add("--task", required=True, choices=tasks, help="predict a number, or a class")
@@ -24,6 +28,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=int, default=0, help=text)
     text = "keep rows of one value, such as a customer, in one split; the column is no feature"
     add("--group", metavar="COLUMN", help=text)
+    text = "column that tells rows apart; it is in predictions, and no feature"
+    add("--id", metavar="COLUMN", help=text)
+    text = "time: train on the oldest rows and test on the newest ones (default: random)"
+    add("--split-by", choices=["random", "time"], default="random", help=text)
+    text = "column of times or numbers for --split-by time; it is no feature"
+    add("--time-column", metavar="COLUMN", help=text)
+    text = "hold out each of N parts of the rows in turn, apart from the test split"
+    add("--folds", type=int, metavar="N", help=text)
     text = "do not shuffle: the last rows of the file become the test split"
     add("--keep-order", action="store_true", help=text)
 
@@ -35,32 +47,37 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     """Read the file once, compute the metadata from the training rows, then write all rows."""
-    import numpy as np
-
     from ..engine.loading.store import StoreWriter, check_folder
     from ..prepare.columns import read_table
-    from ..prepare.partition import arrange, take_group
-    from ..prepare.rows import describe, print_columns, print_copies, write
+    from ..prepare.folds import write_folds
+    from ..prepare.partition import arrange, check_flags, check_ids, check_parts, take_keys
+    from ..prepare.rows import print_columns, write_parts
     from ..prepare.tables import Source
     from ..settings import WORKLOAD
 
-    source = Source(Path(arguments.input), vars(arguments))
-    folder = check_folder(load().data.path, arguments.input)
+    flags = vars(arguments)
+    check_flags(flags)
+    paths = [path for path in (flags["input"], flags["validation"], flags["test"]) if path]
+    sources = [Source(Path(path), flags) for path in paths]
+    folder = check_folder(load().data.path, *paths)
     with StoreWriter(folder, WORKLOAD) as writer:
-        table = read_table(writer, source, arguments.target)
-        group = None
-        if arguments.group:
-            table, group = take_group(table, arguments.group)
-        order, splits = arrange(table, group, arguments.split, arguments.seed, arguments.keep_order)
-        train = np.zeros(len(table), bool)
-        train[order[: splits["train"][1]]] = True
-
-        facts = describe(table, train)
-        print_copies(table, order, splits)
-        write(writer, table, facts, order)
-        writer.splits = splits
-        writer.source = {"file": source.path.name, **source.style}
-    counts = [f"{last - first:,} {name}" for name, (first, last) in splits.items()]
+        table, keys = take_keys(read_table(writer, sources, arguments.target), flags)
+        if "id" in keys:
+            check_ids(keys["id"], arguments.id)
+        parts = arrange(table, keys, flags)
+        check_parts(table, keys, parts, arguments.folds or 0)
+        if arguments.folds:
+            facts = write_folds(writer, table, parts)
+        else:
+            facts = write_parts(writer, table, parts)
+            writer.splits = facts.pop("splits")
+            writer.facts = facts
+        writer.source = {
+            "file": sources[0].path.name,
+            "dates": table.dates,
+            **sources[0].style,
+        }
+    counts = [f"{len(rows):,} {name}" for name, rows in parts.items()]
     print(f"rows:       {', '.join(counts)}")
     print_columns(facts)
-    print_next(folder)
+    print_next(folder, " --fold all" if arguments.folds else "")

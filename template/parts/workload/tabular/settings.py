@@ -43,6 +43,19 @@ class Data(EngineData):
     than memory. time: keep the stored order. auto: full for up to 33 million rows, otherwise
     block."""
 
+    balance: Literal[
+        "none",
+        "weights",
+        "sampling",
+    ] = "none"
+    """How rare classes count in training. weights: each row by the inverse frequency of its class.
+    sampling: draw each class equally often, rare rows several times an epoch. Both make predicted
+    probabilities higher for rare classes than their frequency."""
+
+    fold: Natural | Literal["all"] = 0
+    """Fold of `prepare --folds` that is held out, from 1; 0 for data without folds. `train --fold`
+    sets it, for one fold or all."""
+
 
 class Model(Section):
     """A multi-layer perceptron with residual blocks."""

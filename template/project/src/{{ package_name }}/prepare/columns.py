@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 from unicodedata import normalize
 
@@ -12,7 +12,8 @@ import numpy as np
 import pyarrow as pa
 
 from ..engine.errors import UserError
-from .rows import Facts, Table
+from .dates import PARTS, date_parts, fitting_formats
+from .rows import KEYS, Facts, Table
 from .tables import FLOAT32_MAX, HIDDEN, STRING, RowBlock, Source, place_of
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 FIX = "fix the cell, or see --missing, --decimal, --category, --drop and --task"
 FIX_TARGET = "fill it in, or remove the row; if it is a name, such as NA, add --keep-na"
+KINDS = ("number", "category")  # the kind of a column of dates is their format
 FEW = 20  # so many different numbers may be classes
 FEW_UNITS = 4  # so many different numbers with a unit may be names, such as 4WD
 MOST_CELLS = 10_000  # these first ones decide what the texts of a column are
@@ -40,7 +42,7 @@ DATE = re.compile(
 
 def read_table(
     writer: StoreWriter,
-    source: Source,
+    sources: Sequence[Source],
     target: str = "",
     kinds: dict[str, str] | None = None,
     known: Iterable[Facts] = (),
@@ -52,33 +54,63 @@ def read_table(
     """
     categories: dict[str, dict[str, str]] = defaultdict(dict)
     for column in known:
-        add_codes(pa.array(column["values"]), source, categories[column["name"]])
-    for block in source.blocks():
-        kinds = kinds or survey(block)
-        numbers = []
-        codes = []
-        for name, kind in kinds.items():
-            if kind == "category":
-                values = add_codes(block.column(name), source, categories[name])
-                is_missing = values == 0
-                codes.append(values)
-            else:
-                values = block.numbers(name, FIX)
-                is_missing = np.isnan(values)
-                numbers.append(values)
-            if name == target and is_missing.any():
-                raise block.error(
-                    "the target is missing", int(is_missing.argmax()), name, FIX_TARGET
-                )
-        # `reshape` keeps the number of rows even if there is no column.
-        shape = (-1, block.num_rows)
-        dtype = source.style["dtype"] or np.float32
-        writer.append(".numbers", np.array(numbers, dtype).reshape(shape).T)
-        writer.append(".codes", np.array(codes, np.int32).reshape(shape).T)
+        add_codes(pa.array(column["values"]), sources[0], categories[column["name"]])
+    for source in sources:
+        row = 0
+        for block in source.blocks():
+            kinds = kinds or survey(block)
+            numbers, codes = read_block(block, kinds, categories, target)
+            dtype = sources[0].style["dtype"] or np.float32
+            writer.append(".numbers", numbers.astype(dtype))
+            writer.append(".codes", codes.astype(np.int32))
+            writer.append(".row", np.arange(row, row + block.num_rows))
+            row += block.num_rows
 
     levels = {name: [*values.values()] for name, values in categories.items()}
-    names = [name for name in kinds or {} if name not in levels]
-    return Table(names, levels, target, writer.appended(".numbers"), writer.appended(".codes"))
+    names = [name for name, kind in (kinds or {}).items() if kind == "number"]
+    dates = {name: kind for name, kind in (kinds or {}).items() if kind not in KINDS}
+    parts = [f"{name} {part}" for name in dates for part in PARTS]
+    arrays = [writer.appended(name) for name in (".numbers", ".codes", ".row")]
+    return Table([*parts, *names], levels, target, *arrays, dates=dates)
+
+
+def read_block(
+    block: RowBlock, kinds: dict[str, str], categories: dict[str, dict[str, str]], target: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the numbers and codes of some rows, (rows, columns) each."""
+    # Each array begins with no column, so that it has its rows even without any other.
+    numbers = [np.empty((0, block.num_rows))]
+    codes = [np.empty((0, block.num_rows))]
+    for name, kind in kinds.items():
+        if kind == "category":
+            values = add_codes(block.column(name), block.source, categories[name])
+            is_missing = values == 0
+            codes.append(values[None])
+        elif kind == "number":
+            values = block.numbers(name, FIX)
+            is_missing = np.isnan(values)
+            numbers.append(values[None])
+        else:
+            numbers.append(read_dates(block, name, kind).T)
+        if name == target and is_missing.any():
+            raise block.error("the target is missing", int(is_missing.argmax()), name, FIX_TARGET)
+    return np.concatenate(numbers).T, np.concatenate(codes).T
+
+
+def read_dates(block: RowBlock, name: str, date_format: str) -> np.ndarray:
+    """Return the parts of each date (rows, 4) float64; NaN for missing cells."""
+    cells = block.column(name).cast(STRING).dictionary_encode()
+    date_format = block.source.style["time_format"] or date_format
+    parts = date_parts(cells.dictionary.to_pylist(), date_format)
+    values = np.vstack([parts, np.full(len(PARTS), np.nan)])[cells.indices.fill_null(-1)]
+    is_wrong = np.isinf(values[:, 0])
+    if is_wrong.any():
+        row = int(is_wrong.argmax())
+        what = f"{str(cells[row])!r} is no date in the format {date_format}"
+        raise block.error(
+            what, row, name, f"fix the cell, or see --time-format and --drop '{name}'"
+        )
+    return values
 
 
 def add_codes(column: pa.Array, source: Source, values: dict[str, str]) -> np.ndarray:
@@ -109,23 +141,24 @@ def plain(cell: str, source: Source) -> str:
 
 
 def survey(block: RowBlock) -> dict[str, str]:
-    """Detect in the first block what each column holds: `number` or `category`.
+    """Detect in the first block what each column holds: `number`, `category`, or a date's format.
 
-    The target is the last one. The group is the first one, a category.
+    The first ones are those of the flags `KEYS`, as categories; then dates. The target is the last.
     """
     flags = block.source.flags
     target = flags["target"]
-    groups = [flags["group"]] if "group" in flags else []
-    for name in [target, *groups, *flags["category"], *flags["drop"]]:
+    keys = [flags[flag] for flag in KEYS if flag in flags]
+    others = {target, *flags["category"], *flags["drop"]}
+    for name in [*keys, *others]:
         place_of(name, block.columns, block.path)
-        if name in flags["drop"] and name in [target, *groups, *flags["category"]]:
+        if name in flags["drop"] and name in [target, *flags["category"]]:
             raise UserError("the column is needed", f"--drop '{name}'", "remove one of the flags")
-        if name in groups and name in [target, *flags["category"]]:
-            what = "the column is a group and no feature or target"
-            raise UserError(what, f"--group '{name}'", "name another column")
+        if name in keys and (name in others or keys.count(name) > 1):
+            what = "an id, a group or a time has no other use"
+            raise UserError(what, f"column '{name}'", "name it in one flag only")
     kinds = {}
     for name in block.columns:
-        if name in [target, *groups, *flags["drop"]]:
+        if name in [target, *keys, *flags["drop"]]:
             continue
         kind = "category" if name in flags["category"] else column_kind(block, name)
         if kind:
@@ -136,7 +169,8 @@ def survey(block: RowBlock) -> dict[str, str]:
     kinds[target] = target_kind(block, target)
     for name in kinds:
         block.choose_type(name)
-    return {**dict.fromkeys(groups, "category"), **kinds}
+    dates = {name: kind for name, kind in kinds.items() if kind not in KINDS}
+    return {**dict.fromkeys(keys, "category"), **dates, **kinds}
 
 
 def target_kind(block: RowBlock, name: str) -> str:
@@ -157,7 +191,7 @@ def target_kind(block: RowBlock, name: str) -> str:
 def column_kind(block: RowBlock, name: str) -> str:
     """Return the kind of a column: a number if at least half of its known cells are numbers.
 
-    Times have none, and are left out.
+    It is empty for dates that are left out.
     """
     source = block.source
     where = f"{block.path}, column '{name}'"
@@ -175,8 +209,12 @@ def column_kind(block: RowBlock, name: str) -> str:
     cells = column.cast(STRING).unique().drop_null().to_pylist()
     dates = [cell for cell in cells if DATE.fullmatch(cell)]
     if 2 * len(dates) > len(cells):
-        what = f"column '{name}' holds times, so it is left out"
-        print(f"note: {what}: add what matters, such as the hour, or --category '{name}'")
+        formats = fitting_formats(cells, source.flags.get("time_format"))
+        if len(formats) == 1:
+            print(f"note: column '{name}' is a date ({formats[0]}): {', '.join(PARTS)}")
+            return formats[0]
+        what = f"column '{name}' has dates of no clear format, such as '{cells[0]}'"
+        print(f"note: {what}, so it is left out: add --time-format, such as %d/%m/%Y")
         return ""
     measured = [cell for cell in cells if UNIT.match(cell) and source.number(cell) == np.inf]
     units = {UNIT.sub(r"\1\2", cell) for cell in measured}

@@ -4,13 +4,15 @@
 * `categories` (N, C): int32, with 0 for missing and unknown values
 * `target` (N,): float32, or the int64 number of a class
 * `row` (N,): int64, the row of the file, from 0; of several files, the row of all of them together
+* `id` (N,): the cell of the column `--id`, in UTF-8, if there is one
 
 If float32 has too few digits for a column, such as for Julian dates, numbers are float64.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,10 @@ from .scaling import BLOCK_ROWS, Scaler
 # Rows are gathered and written in pieces of this size, which fit into the processor's cache.
 PIECE_ROWS = 16_384
 Facts = dict[str, Any]
+Parts = dict[str, np.ndarray]
+"""The rows of each split, by its name."""
+
+KEYS = ("id", "group", "time_column")  # the flags of columns that are no features
 
 
 @dataclass(frozen=True)
@@ -37,6 +43,9 @@ class Table:
     target: str  # empty for rows to predict
     numbers: np.ndarray  # (N, columns) float32 or float64
     codes: np.ndarray  # (N, categories) int32
+    row: np.ndarray  # (N,) int64, the number in the file, from 0
+    dates: dict[str, str] = field(default_factory=dict)  # formats; their parts are first in `names`
+    ids: dict[str, np.ndarray] = field(default_factory=dict)  # the column --id, (N,) bytes
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -122,20 +131,18 @@ def print_columns(facts: Facts) -> None:
         print(f"  {column['name']:24.24}{content:36}{column.get('missing', 0):,} missing")
 
 
-def print_copies(table: Table, order: np.ndarray, splits: dict[str, list[int]]) -> None:
-    """Print how many rows are copies of rows in an earlier split.
-
-    order: the numbers of the rows, split by split.
-    """
+def print_copies(table: Table, parts: Parts) -> None:
+    """Print how many rows are copies of rows in an earlier split."""
     random = np.random.default_rng(0)
     hashes = np.zeros(len(table), np.uint64)
     for cells in (table.numbers, table.codes):
         bits = cells.view(np.uint32)
         factors = random.integers(2**63, size=bits.shape[1], dtype=np.uint64)
         hashes += np.einsum("nc,c->n", bits, factors)
-    hashes = hashes[order]
-    for name, (first, last) in splits.items():
-        count = np.isin(hashes[first:last], hashes[:first]).sum()
+    earlier = hashes[:0]
+    for name, rows in parts.items():
+        count = np.isin(hashes[rows], earlier).sum()
+        earlier = np.concatenate([earlier, hashes[rows]])
         if count:
             what = f"{count:,} rows of {name} are copies of rows in an earlier split"
             print(f"note: {what}, so that a model may know them by heart")
@@ -144,7 +151,24 @@ def print_copies(table: Table, order: np.ndarray, splits: dict[str, list[int]]) 
 # --- arrays
 
 
-def write(writer: StoreWriter, table: Table, facts: Facts, order: np.ndarray) -> None:
+def write_parts(writer: StoreWriter, table: Table, parts: Parts, suffix: str = "") -> Facts:
+    """Write the rows of splits, whose scales and categories are those of the training rows.
+
+    Return the metadata, with the borders of the splits. suffix: of the arrays' names.
+    """
+    train = np.zeros(len(table), bool)
+    train[parts["train"]] = True
+    facts = describe(table, train)
+    print_copies(table, parts)
+    write(writer, table, facts, np.concatenate([*parts.values()]), suffix)
+    ends = accumulate(map(len, parts.values()), initial=0)
+    facts["splits"] = dict(zip(parts, map(list, pairwise(ends)), strict=True))
+    return facts
+
+
+def write(
+    writer: StoreWriter, table: Table, facts: Facts, order: np.ndarray, suffix: str = ""
+) -> None:
     """Write the rows with the numbers `order`, with categories coded as in `facts`."""
     # If a column had no gap in training, a gap becomes the mean.
     gaps = [np.nan if column["missing"] else column["mean"] for column in facts["features"]]
@@ -160,16 +184,18 @@ def write(writer: StoreWriter, table: Table, facts: Facts, order: np.ndarray) ->
             column[:] = new_code[column]
 
         if table.target in table.levels:
-            writer.append("target", codes[:, -1].astype(np.int64) - 1)
+            writer.append("target" + suffix, codes[:, -1].astype(np.int64) - 1)
         elif table.target:
-            writer.append("target", numbers[:, -1])
+            writer.append("target" + suffix, numbers[:, -1])
         if len(fill):
             features = numbers[:, : len(fill)]
-            writer.append("features", np.where(np.isnan(features), fill, features))
+            writer.append("features" + suffix, np.where(np.isnan(features), fill, features))
         if num_categories:
-            writer.append("categories", codes[:, :num_categories])
-    writer.append("row", order)
-    writer.facts = facts
+            writer.append("categories" + suffix, codes[:, :num_categories])
+    writer.append("row" + suffix, table.row[order])
+    for name, cells in table.ids.items():
+        writer.append("id" + suffix, cells[order])
+        facts["id"] = name
 
 
 def _new_codes(table: Table, facts: Facts) -> list[np.ndarray]:
@@ -177,16 +203,41 @@ def _new_codes(table: Table, facts: Facts) -> list[np.ndarray]:
     known = {column["name"]: column["values"] for column in facts["categories"]}
     known[table.target] = facts["target"].get("classes", [])
     new_codes = []
-    for name, values in table.levels.items():
+    for (name, values), column in zip(table.levels.items(), table.codes.T, strict=True):
         code_of = {value: code for code, value in enumerate(known[name], 1)}
-        codes = [code_of.get(value, 0) for value in values]
-        new_codes.append(np.array([0, *codes], np.int32))
-        if 0 in codes:
-            what = f"values that no training row has, such as '{values[codes.index(0)]}'"
-            print(f"note: column '{name}' has {what}: they count as missing")
+        codes = np.array([0, *(code_of.get(value, 0) for value in values)], np.int32)
+        new_codes.append(codes)
+        is_unknown = (codes[column] == 0) & (column > 0)
+        if is_unknown.any():
+            example = values[column[is_unknown.argmax()] - 1]
+            what = f"{is_unknown.sum():,} rows with values that no training row has"
+            print(f"note: column '{name}' has {what}, such as '{example}': they count as missing")
     return new_codes
 
 
-def file_rows(store: Store, split: str, index: np.ndarray) -> np.ndarray:
-    """Return the row of each sample `index` (N,) in the file, from 1."""
-    return store.arrays["row"].rows()[store.splits[split][0] + index] + 1
+def file_rows(store: Store, split: str, index: np.ndarray) -> dict[str, np.ndarray]:
+    """Return the `row` of each sample `index` (N,) in the file, from 1, and its id, by name."""
+    places = store.splits[split][0] + index
+    columns = {"row": store.arrays["row"].rows()[places] + 1}
+    if "id" in store.arrays:
+        cells = store.arrays["id"].rows()[places]
+        columns[store.facts["id"]] = np.char.decode(cells, "utf-8")
+    return columns
+
+
+def prediction_columns(
+    store: Store, split: str, predicted: dict[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """Return columns (N,), with classes by name; (N, K) becomes a column for each class."""
+    columns = file_rows(store, split, predicted.pop("index"))
+    classes = store.facts["target"].get("classes", [])
+    for name, values in predicted.items():
+        if values.ndim > 1:
+            labels = classes if len(classes) == values.shape[1] else range(values.shape[1])
+            for label, column in zip(labels, values.T, strict=True):
+                columns[f"{name} of {label}"] = column
+        elif classes and name in ("prediction", "target"):
+            columns[name] = np.array(classes)[values]
+        else:
+            columns[name] = values
+    return columns
