@@ -4,7 +4,10 @@ what `prepare` leaves out, answers, exported folders."""
 import functools
 import itertools
 import json
+import re
 import shutil
+import subprocess
+import sys
 from shlex import split
 from types import SimpleNamespace
 
@@ -12,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from rendering import document
 from running import evaluation_of, losses, one_error, weights
 from torch.nn import functional
 from workload import Workload
@@ -434,6 +438,12 @@ def test_names_that_are_no_folders_say_how_to_get_them():
         folder("/no/where")
 
 
+def test_the_learning_rate_is_that_of_what_is_trained():
+    rates = {"": 1e-3, "--model.pretrained x": 2e-5, "--optimizer.learning_rate 0.5": 0.5}
+    for words, rate in rates.items():
+        assert CHAT.settings(*split(words)).optimizer.learning_rate == rate
+
+
 # ---- prepare -------------------------------------------------------------------------------------
 
 QUESTION = {"role": "user", "content": "2+2?"}
@@ -683,6 +693,20 @@ def test_data_of_another_tokenizer_or_too_long_for_a_sample_are_one_line(place, 
     one_error(CHAT.run("train", *RUN, cwd=folder), "the tokens of another model", "prepare")
     result = CHAT.run("train", "--model.pretrained", "org/model", cwd=folder)
     one_error(result, "hf download org/model --local-dir model")
+
+
+def test_the_commands_of_the_guide_train_a_model_that_answers(base, tmp_path):
+    """With a tiny model of the same name, in two steps."""
+    page = document("chat").read_text(encoding="utf-8")
+    python, shell = re.findall(r"```(?:python|sh)\n(.*?)```", page, re.DOTALL)[:2]
+    shutil.copytree(base, tmp_path / "SmolLM2-135M-Instruct")
+    subprocess.run([sys.executable, "-c", python], cwd=tmp_path, check=True)
+    for line in shell.splitlines():
+        words = split(line)[3:]
+        more = ("--max-steps", "2") if words[0] == "train" else ()
+        CHAT.done(*words, *more, cwd=tmp_path)
+    (folder,) = (tmp_path / "runs").glob("*/export")
+    transformers.AutoModelForCausalLM.from_pretrained(folder)
 
 
 def test_questions_are_asked_one_by_one(place, tmp_path):

@@ -109,7 +109,7 @@ class Samples(interfaces.Samples):
 
 
 class Chat(NamedTuple):
-    """A conversation: its messages, what else its template reads, or instead a plain text."""
+    """A conversation: its messages, the other inputs of its template; or a plain text."""
 
     messages: list[dict[str, Any]]
     more: dict[str, Any]
