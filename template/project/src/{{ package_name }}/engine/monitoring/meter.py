@@ -140,7 +140,7 @@ class Meter:
         means = (totals[:, 0] / totals[:, 1].clamp(min=1)).tolist()
         self.check()
 
-        # One copy from the device has both. Losses are this rank's, norms are the same on all ranks.
+        # One copy from the device has both. Losses are of this rank, norms the same on all ranks.
         losses = [value for value, _ in self._values["loss"]]
         exact = torch.stack(losses + self._norms).float().cpu()
         self.bits = exact.numpy().tobytes().hex()
