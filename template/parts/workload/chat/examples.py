@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from .dataset import IGNORE
 from .tokenizer import restore
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from .engine.interfaces import Batch
     from .engine.training.project import Project
 
@@ -26,26 +29,28 @@ def answer(project: Project, batch: Batch) -> Batch:
     Each process generates as many tokens as the others, since FSDP's processes wait for each other.
     """
     tokens = batch["tokens"][0].tolist()
-    places = first_questions(batch) or [(0, 1, 1)]
+    places = first_questions(batch)
     added = []
     for number in range(TEXTS):
-        begin, given, _ = places[min(number, len(places) - 1)]
+        begin, given, _ = places[number % len(places)]
         added.append(project.model.generate(tokens[begin:given], ADDED, ends=[]))
     return {"added": torch.tensor([added])}
 
 
 def first_questions(batch: Batch) -> list[tuple[int, int, int]]:
     """Return where the first conversations begin, and where their first answers begin and end."""
-    targets = batch["targets"][0].tolist()
-    begins = batch["first"][0].nonzero()[:TEXTS, 0].tolist()
-    found = []
-    for begin in begins:
-        # The target of a token is the next one.
-        given = next((place for place in range(begin, len(targets)) if targets[place] >= 0), None)
-        if given is not None:
-            end = next((place for place in range(given, len(targets)) if targets[place] < 0), None)
-            found.append((begin, given + 1, end or len(targets)))
-    return found
+    is_answer = batch["targets"][0] != IGNORE
+    places = []
+    for begin in batch["first"][0].nonzero()[:TEXTS, 0].tolist():
+        given = next_place(is_answer, begin) + 1  # the target of a token is the next one
+        places.append((begin, given, next_place(~is_answer, given - 1) + 1))
+    return places
+
+
+def next_place(chosen: Tensor, start: int) -> int:
+    """Return the first place from `start` on that is chosen (T,), or the end."""
+    places = chosen[start:].nonzero()
+    return start + int(places[0]) if len(places) else len(chosen)
 
 
 def examples(batch: Batch, predictions: Batch, project: Project) -> dict[str, str]:
@@ -55,11 +60,11 @@ def examples(batch: Batch, predictions: Batch, project: Project) -> dict[str, st
     paragraphs = ["## Answers to questions of the validation split"]
     for place, added in zip(first_questions(batch), predictions["added"][0].tolist(), strict=False):
         begin, given, end = place
-        length = next((n for n, token in enumerate(added) if token in tokenizer.ends), ADDED)
+        ended = [number for number, token in enumerate(added) if token in tokenizer.ends]
         quoted = {
             "Question": tokenizer.library.decode(tokens[begin:given], skip_special_tokens=False),
             "Answer in the data": tokenizer.decode(tokens[given:end]),
-            "Answer of the model": tokenizer.decode(added[:length]),
+            "Answer of the model": tokenizer.decode(added[: min(ended, default=ADDED)]),
         }
         for title, text in quoted.items():
             lines = [f"    {line}" for line in text.splitlines()]

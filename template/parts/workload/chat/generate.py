@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -39,90 +40,69 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def main(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     """Print or write the answers, or chat until the end of the input."""
     check_choices(arguments)
-    asked = questions(arguments)
     _, project, _ = open_run(arguments, load, needs_data=False)
-    answer = Answerer(project, arguments)
-    if asked is None:
-        chat(answer, opening(arguments))
-        return
-    written = []
-    for messages in asked:
-        text = answer(messages)
-        written.append([*messages, {"role": "assistant", "content": text}])
-        if not arguments.output:
+
+    from ..tokenizer import restore
+
+    tokenizer = restore(project.store.facts["tokenizer"])
+    rows = []
+    for messages in questions(arguments):
+        text = reply(project, tokenizer, messages, arguments)
+        messages.append({"role": "assistant", "content": text})
+        if arguments.output:
+            rows.append(json.dumps({"messages": messages}, ensure_ascii=False) + "\n")
+        else:
             print(text)
     if arguments.output:
         with replacing(Path(arguments.output)) as file:
-            for messages in written:
-                row = json.dumps({"messages": messages}, ensure_ascii=False)
-                file.write(row.encode() + b"\n")
+            file.write("".join(rows).encode())
         print(f"written to: {arguments.output}")
 
 
-def opening(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return the messages before the first question."""
-    if arguments.system is None:
-        return []
-    return [{"role": "system", "content": arguments.system}]
-
-
-def questions(arguments: argparse.Namespace) -> list[list[dict[str, Any]]] | None:
-    """Return the conversations to continue, or None for a chat. Raises `UserError`."""
+def questions(arguments: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
+    """Yield conversations that end with a question; without one, a growing one of the terminal."""
     from ..prepare.conversations import read_questions
 
-    before = opening(arguments)
-    if arguments.prompt is not None:
-        return [[*before, {"role": "user", "content": arguments.prompt}]]
+    messages = []
+    if arguments.system is not None:
+        messages.append({"role": "system", "content": arguments.system})
     if arguments.input:
-        return [[*before, *messages] for messages in read_questions(Path(arguments.input))]
-    return None
+        for asked in read_questions(Path(arguments.input)):
+            yield [*messages, *asked]
+    elif arguments.prompt is not None:
+        yield [*messages, {"role": "user", "content": arguments.prompt}]
+    else:
+        with suppress(EOFError):
+            while True:
+                messages.append({"role": "user", "content": input("> ")})
+                yield messages
 
 
-def chat(answer: Answerer, messages: list[dict[str, Any]]) -> None:
-    """Answer each line of the terminal, with all messages before it."""
-    while True:
-        try:
-            question = input("> ")
-        except EOFError:
-            return
-        messages.append({"role": "user", "content": question})
-        text = answer(messages)
-        messages.append({"role": "assistant", "content": text})
-        print(text)
+def reply(
+    project: Any, tokenizer: Any, messages: list[dict[str, Any]], arguments: argparse.Namespace
+) -> str:
+    """Return the assistant's next turn. Raises `UserError` if the template rejects the others."""
+    import torch
 
+    from ..tokenizer import Rejected
 
-class Answerer:
-    """Writes the assistant's next turn of a conversation."""
-
-    def __init__(self, project: Any, arguments: argparse.Namespace):
-        from ..tokenizer import restore
-
-        self.project = project
-        self.arguments = arguments
-        self.tokenizer = restore(project.store.facts["tokenizer"])
-
-    def __call__(self, messages: list[dict[str, Any]]) -> str:
-        import torch
-
-        from ..tokenizer import Rejected
-
-        tokenizer = self.tokenizer
-        try:
-            text = tokenizer.render(messages, answers=True)
-        except Rejected as error:
-            what = f"the chat template rejects the conversation ({error})"
-            raise UserError(what, "generate", "ask in the order that the model knows") from error
-        tokens = tokenizer.encode([text])[0].tokens
-        with torch.inference_mode(), self.project.precision.autocast():
-            added = self.project.model.generate(
-                tokens,
-                self.arguments.tokens,
-                tokenizer.ends,
-                self.arguments.temperature,
-                self.arguments.top_k or 0,
-                self.arguments.seed,
-            )
-        return tokenizer.decode(added)
+    try:
+        text = tokenizer.render(messages, answers=True)
+    except Rejected as error:
+        what = f"the chat template rejects the conversation ({error})"
+        raise UserError(what, "generate", "ask in the order that the model knows") from error
+    tokens = tokenizer.encode([text])[0].tokens
+    with torch.inference_mode(), project.precision.autocast():
+        added = project.model.generate(
+            tokens,
+            arguments.tokens,
+            tokenizer.ends,
+            arguments.temperature,
+            arguments.top_k or 0,
+            arguments.seed,
+        )
+    decoded: str = tokenizer.decode(added)
+    return decoded
 
 
 def check_choices(arguments: argparse.Namespace) -> None:

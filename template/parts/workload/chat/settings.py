@@ -120,11 +120,9 @@ class Model(Section):
             if value:
                 size = size._replace(**{name: value})
         if size.width % (2 * size.heads) or size.heads % size.key_value_heads:
-            what = f"{size.heads} heads do not divide a width of {size.width} into pairs"
-            if size.heads % size.key_value_heads:
-                what = f"{size.key_value_heads} heads of keys do not divide {size.heads} heads"
-            where = "model.heads, model.key_value_heads, model.width"
-            raise UserError(what, where, "choose divisors")
+            what = f"{size.heads} heads do not divide half of the width {size.width}"
+            what += f", or {size.key_value_heads} heads of keys do not divide them"
+            raise UserError(what, "model.heads", "choose other numbers")
         return size
 
     def fresh(self, vocabulary: int, context: int) -> dict[str, Any]:
