@@ -538,7 +538,7 @@ def test_all_forms_become_conversations_and_faulty_rows_are_counted(tmp_path):
     latin = '{"prompt": "Größe?", "completion": "8"}\n'.encode("cp1252")
     one_error(prepare(tmp_path / "latin", latin), "not UTF-8 text", "convert them, as `iconv")
     list_of = json.dumps(ROWS, indent=1)
-    one_error(prepare(tmp_path / "list", list_of), "a JSON document", 'jq -c ".[]"')
+    one_error(prepare(tmp_path / "list", list_of), "a JSON document", "run `jq -c")
     one_error(prepare(tmp_path / "none", jsonl(*FAULTY.values())), "no conversation is left")
     assert not (tmp_path / "none/data/manifest.json").exists()
 
