@@ -6,6 +6,7 @@ import subprocess
 
 import pytest
 import yaml
+from budget import measure_code
 from configurator import coverage, private
 from configurator.answers import WRITTEN, Answers
 from configurator.build import contents_file, newest_release, read_page
@@ -136,3 +137,10 @@ def test_the_page_shows_the_newest_release(tmp_path):
     for tag in ("0.9.0", "v0.10.0", "v0.11.0rc1", "other"):
         git(tmp_path, "tag", tag)
     assert newest_release(tmp_path) == "v0.10.0"
+
+
+def test_the_builder_reads_as_the_projects_do():
+    code = measure_code([REPOSITORY / "tools/configurator"])
+    assert round(code.tokens_per_statement, 1) <= 10.5
+    assert code.largest_function <= 350
+    assert code.tuple_assignments == code.walrus == 0

@@ -58,6 +58,16 @@ def test_the_picture_of_the_readme_shows_the_page(tmp_path):
 
 @needs_node
 @needs_libraries
+def test_the_page_is_written_into_a_folder_of_this_one(tmp_path, monkeypatch):
+    """esbuild runs elsewhere."""
+    monkeypatch.chdir(tmp_path)
+    bundle.write_page(Path("site/configurator"))
+    names = {path.name for path in Path("site/configurator").iterdir()}
+    assert names == {"index.html", "app.css", "app.js"}
+
+
+@needs_node
+@needs_libraries
 def test_the_modules_are_clean():
     command = [str(bundle.HERE / "node_modules/.bin/eslint"), "--max-warnings", "0"]
     done = subprocess.run(

@@ -33,6 +33,7 @@ def install() -> bool:
 
 def write_page(folder: Path) -> None:
     """Write the page without its data."""
+    folder = folder.resolve()  # esbuild runs in another one
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("index.html", "app.css"):
         shutil.copyfile(HERE / "page" / name, folder / name)

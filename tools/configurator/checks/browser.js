@@ -2,7 +2,7 @@
 // Prints a line for each check, and exits with 1 if one fails. CHROMIUM names the browser.
 
 import { createServer } from "node:http";
-import { existsSync, readFileSync } from "node:fs";
+import { existsSync, readdirSync, readFileSync } from "node:fs";
 import { extname, join, resolve } from "node:path";
 import { gzipSync } from "node:zlib";
 
@@ -14,7 +14,9 @@ const folder = resolve(process.argv[2]);
 const disk = `file://${join(folder, "index.html")}`;
 const MOST_NODES_VISITED = 2_000; // of decisions, for one answer: about three times what it takes
 const MOST_NODES_WRITTEN = 2_000; // of the document, for one answer
+const PATIENCE = 300_000; // milliseconds, for a machine that does other things
 const FIRST_VIEW = 330_000; // compressed bytes
+const EVERYTHING = 600_000; // with the texts of all workloads
 const TYPES = { ".html": "text/html", ".js": "text/javascript", ".css": "text/css" };
 
 let failed = 0;
@@ -30,6 +32,7 @@ const browser = await launch();
 
 async function open(address, { width = 1280, scheme = "light" } = {}) {
   const page = await browser.newPage();
+  page.setDefaultTimeout(PATIENCE);
   page.on("console", (message) => noise.push(message.text()));
   page.on("pageerror", (error) => noise.push(error.message));
   page.on("request", (request) => asked.add(request.url()));
@@ -214,6 +217,11 @@ async function served() {
   await press(page, "#workload-llm");
   await settled(page);
   check("a workload's texts load when it is chosen", size > first);
+  const contents = readdirSync(folder).map((name) => readFileSync(join(folder, name)));
+  const sizes = contents.map((content) => gzipSync(content, { level: 9 }).length);
+  const all = sizes.reduce((one, other) => one + other);
+  console.log(`     all files are ${Math.round(all / 1000)} kB`);
+  check("all files are small", all < EVERYTHING, all);
   await page.close();
   server.close();
 }

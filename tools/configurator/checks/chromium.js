@@ -14,5 +14,7 @@ const QUIET = [
 
 export function launch() {
   const executablePath = process.env.CHROMIUM ?? "/usr/bin/chromium";
-  return puppeteer.launch({ executablePath, args: QUIET, headless: true });
+  // A machine may do other things: wait long before a failure.
+  const patience = { timeout: 300_000, protocolTimeout: 600_000 };
+  return puppeteer.launch({ executablePath, args: QUIET, headless: true, ...patience });
 }

@@ -22,6 +22,7 @@ function shownWords() {
 
 const browser = await launch();
 const page = await browser.newPage();
+page.setDefaultTimeout(300_000);
 await page.setViewport(SIZE);
 await page.emulateMediaFeatures([{ name: "prefers-color-scheme", value: "light" }]);
 await page.goto(`file://${join(resolve(folder), "index.html")}${ANSWERS}`);

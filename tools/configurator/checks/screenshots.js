@@ -20,6 +20,7 @@ const SIZES = [
 
 async function take(browser, name, width, height, scheme) {
   const page = await browser.newPage();
+  page.setDefaultTimeout(300_000);
   const isPhone = width < 500;
   await page.setViewport({ width, height, isMobile: isPhone, hasTouch: isPhone });
   await page.emulateMediaFeatures([{ name: "prefers-color-scheme", value: scheme }]);
