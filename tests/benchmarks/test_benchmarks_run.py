@@ -9,7 +9,15 @@ from forking import run_file
 from rendering import REPOSITORY
 
 PAGES = REPOSITORY / "docs/benchmarks"
-SHARED = ("count_step", "forecasters", "forks", "images", "nanogpt", "peers", "publish")  # by the others
+SHARED = (
+    "count_step",
+    "forecasters",
+    "forks",
+    "images",
+    "nanogpt",
+    "peers",
+    "publish",
+)  # by the others
 BENCHMARKS = sorted(
     path.stem for path in (REPOSITORY / "benchmarks").glob("*.py") if path.stem not in SHARED
 )

@@ -26,6 +26,7 @@ TABULAR = render(workload="tabular")
 SHORT = split("--training.max_steps 4 --schedule.warmup_steps 1 --monitor.every_steps 1")
 # What a trained run answers, and the file that has it.
 ANSWERS = {"llm": ("generate", "--tokens", "5", "--output", "new.txt")}
+ANSWERS |= {"chat": ("generate", "--prompt", "2 + 2?", "--tokens", "5", "--output", "new.jsonl")}
 ANSWERS |= dict.fromkeys(("timeseries", "windows"), ("predict", "--output", "new.npz"))
 ANSWERS |= {"seq2seq": ("predict", "--output", "new.jsonl")}
 

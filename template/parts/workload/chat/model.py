@@ -25,7 +25,6 @@ from .pretrained import Architecture, load_weights, model_folder, read_object
 from .settings import Settings
 from .tokenizer import read_definition
 
-FAST = ("cpu", "meta")  # devices where no form of attention is slow; FLOPs are counted on meta
 VARLEN_CAPABILITY = (8, 0)  # torch's attention over texts of any length needs this GPU, or a newer
 
 
@@ -73,16 +72,20 @@ class Documents(NamedTuple):
 
 def find_documents(first: Tensor, dtype: torch.dtype) -> Documents:
     """Describe the conversations. first (B, T) is True at the first token of each."""
-    if first.device.type == "cpu":
-        begins = first.flatten().nonzero()[:, 0].tolist()
+    if first.is_meta or type(first) is not Tensor:  # a shape alone, to count FLOPs and memory
+        return Documents(lengths=[first.shape[1]] * len(first))
+    if is_on_host(first):
+        begins = first.flatten().nonzero()[:, 0].tolist()  # host sync, on the host
         return Documents(lengths=np.diff([*begins, first.numel()]).tolist())
     if has_varlen(first.device, dtype):
         return Documents(borders=borders_of(first), longest=first.shape[1])
-    if first.device.type not in FAST:
-        note(
-            "attention masks most of a batch, which is slow; half precision from sm 8.0 on does not"
-        )
+    note("attention masks most of a batch, which is slow; half precision from sm 8.0 on does not")
     return Documents(mask=mask_of(first))
+
+
+def is_on_host(tensor: Tensor) -> bool:
+    """Whether values are there at once: not on a GPU, nor of a shape alone, as in `estimate`."""
+    return tensor.device.type == "cpu" and type(tensor) is Tensor
 
 
 def borders_of(first: Tensor) -> Tensor:
@@ -305,11 +308,11 @@ class Decoder(nn.Module):
     def forward(self, batch: Batch) -> Output:
         x = self.states_of(batch)
         targets = batch["targets"].flatten()
-        if x.device.type == "cpu":
-            # Logits are needed for answers only. Elsewhere, counting them would be a host sync.
-            answers = targets != IGNORE
-            x = x[answers]
-            targets = targets[answers]
+        answers = targets != IGNORE
+        if is_on_host(targets):
+            # Logits are needed for answers only. On a GPU, counting these would be a host sync.
+            x = x[answers]  # host sync, on the host
+            targets = targets[answers]  # host sync, on the host
         total, is_right = cross_entropy(x, self.head_weight, targets, not self.training)
         present = targets != IGNORE
         total_weight = present.sum(dtype=torch.float32)
@@ -318,8 +321,8 @@ class Decoder(nn.Module):
             return output
 
         number = batch["first"].flatten().cumsum(0)
-        if x.device.type == "cpu":
-            number = number[answers]
+        if is_on_host(targets):
+            number = number[answers]  # host sync, on the host
         most = batch["first"].numel()
         return output._replace(metrics=hits(is_right, present, number, most, total_weight))
 

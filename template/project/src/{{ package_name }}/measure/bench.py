@@ -286,6 +286,8 @@ class Swap:
                 return rows
             values = rows.values
             sample_axes = values.dim() - len(self.bench.store.arrays[name].shape)
+            if sample_axes > 1 and values.shape[sample_axes] == 1:
+                sample_axes -= 1  # of spans of one row, each is a row of the sample
             mask = torch.zeros(len(values), values.shape[sample_axes], dtype=torch.bool)
             mask[:-1, : others.shape[1]] = torch.from_numpy(others)
             shape = [1] * values.dim()
@@ -294,7 +296,8 @@ class Swap:
             swapped = torch.where(mask.view(shape), values[-1:], values)
             # What is known ahead stays: a prediction may depend on it.
             known = getattr(self.bench.samples["train"], "known_ahead", {}).get(name, [])
-            swapped[..., known] = values[..., known]
+            if known:
+                swapped[..., known] = values[..., known]
             return rows._replace(values=swapped)
 
         return self.bench.read([self.number] * len(others) + [self.donor], change=change)

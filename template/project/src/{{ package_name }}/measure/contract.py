@@ -265,7 +265,8 @@ def check_future(bench: Bench) -> str:
     decodes = bench.samples["train"].host is not None
     looked = 0
     for array, spans in bench.samples["train"].spans(numbers, 0).items():
-        lengths = spans.num_rows().reshape(len(numbers), -1).max(1)
+        of_spans = spans.num_rows().reshape(len(numbers), -1)
+        lengths = of_spans.sum(1) if spans.width == 1 else of_spans.max(1)
         if decodes and lengths.max() > ENCODED:
             continue
         for donor, length in zip(numbers[1:], lengths[1:], strict=True):
