@@ -90,7 +90,7 @@ class Budget(NamedTuple):
 # Each limit is what the code had when it was last measured, plus some air: a clear version must
 # fit without packing. Limits go down with the code.
 DEFAULT = Budget(72, 7, 40_900, 10.1, 350, 0, 0)
-TABULAR = Budget(78, 7, 46_200, 10.1, 350, 0, 0)
+TABULAR = Budget(78, 7, 46_400, 10.1, 350, 0, 0)
 FORECAST = Budget(83, 7, 51_600, 10.5, 350, 0, 0)
 # Everything switched on.
 LARGEST = Budget(132, 16, 99_000, 10.6, 360, 0, 0)

@@ -276,16 +276,19 @@ DRAWS = (
 
 def scramble(number: Any) -> Any:
     """Mix the bits of 32-bit numbers: an int, or int64 of NumPy or torch (Ettinger's lowbias32)."""
-    number = ((number ^ number >> 16) * 0x7FEB352D) & BITS
-    number = ((number ^ number >> 15) * 0x846CA68B) & BITS
+    number = number ^ number >> 16
+    number = number * 0x7FEB352D & BITS
+    number = number ^ number >> 15
+    number = number * 0x846CA68B & BITS
     return number ^ number >> 16
 
 
 def draw(seed: int, epoch: int, index: Any, place: Any) -> Any:
     """Return random integers below 2²⁴ for the images `index` and the places of `DRAWS`."""
     key = scramble(scramble(seed) ^ epoch)
-    number = (index * len(DRAWS) + place) & BITS
-    return scramble(scramble(number) ^ key) >> 8
+    number = index * len(DRAWS) + place & BITS
+    number = scramble(number) ^ key
+    return scramble(number) >> 8
 
 
 def augment(batch: dict[str, Tensor], settings: Settings, epoch: int) -> dict[str, Tensor]:
@@ -307,29 +310,32 @@ def move(image: Tensor, random: dict[str, Tensor], settings: Settings) -> Tensor
     crop_width: Any = width
     if settings.crop < 1:
         area = 1 - (1 - settings.crop) * random["area"]
-        ratio = 0.75 + random["ratio"] * (4 / 3 - 0.75)
-        crop_height = height * (area * ratio).sqrt().clamp(max=1)
-        crop_width = width * (area / ratio).sqrt().clamp(max=1)
-    y = places_of(height, crop_height, random["top"])
-    x = places_of(width, crop_width, random["left"])
-    y = y + 2 / height * whole(random["shift_y"], settings.shift)
-    x = x + 2 / width * whole(random["shift_x"], settings.shift)
+        ratio = 3 / 4 + (4 / 3 - 3 / 4) * random["ratio"]  # width ÷ height
+        crop_height = (area / ratio).sqrt().clamp(max=1) * height
+        crop_width = (area * ratio).sqrt().clamp(max=1) * width
+    y = pixels(height, crop_height, random["top"])
+    x = pixels(width, crop_width, random["left"])
+    y = y + shift(random["shift_y"], settings.shift)
+    x = x + shift(random["shift_x"], settings.shift)
+    y = 2 * y / height - 1  # as grid_sample counts, from -1 to 1
+    x = 2 * x / width - 1
     if settings.flip:
         x = torch.where(random["flip"] < 0.5, -x, x)
     grid = torch.stack(torch.broadcast_tensors(x[:, None, :], y[:, :, None]), 3)
     return F.grid_sample(image, grid, padding_mode="reflection", align_corners=False)
 
 
-def places_of(side: int, crop: Any, random: Tensor) -> Tensor:
-    """Return where the pixels of a crop are: (B, side), from -1 to 1 for the whole image."""
-    first = (random * (side - crop + 1)).floor().clamp(max=side - crop)
-    centers = torch.arange(side, device=DEVICE) + 0.5
-    return 2 / side * (first + centers * (crop / side)) - 1
+def pixels(count: int, crop: Any, random: Tensor) -> Tensor:
+    """Return where the pixels of a random crop are, (B, count)."""
+    last = count - crop
+    first = (random * (last + 1)).floor().clamp(max=last)
+    centers = torch.arange(count, device=DEVICE) + 0.5
+    return first + centers * (crop / count)
 
 
-def whole(random: Tensor, most: int) -> Tensor:
+def shift(random: Tensor, most: int) -> Tensor:
     """Return whole numbers from -most to most."""
-    return ((2 * most + 1) * random).floor() - most
+    return (random * (2 * most + 1)).floor() - most
 
 
 def square(image: Tensor, y: Tensor, x: Tensor, fraction: float) -> Tensor:

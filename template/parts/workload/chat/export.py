@@ -46,7 +46,7 @@ def main(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     folder, project, step = open_run(arguments, load, needs_data=False)
     output = Path(arguments.output or folder / "export")
     pretrained = project.settings.model.pretrained
-    check_output(output, pretrained)
+    check_output_folder(output, pretrained)
     partial = output.with_name(f".{output.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -65,7 +65,7 @@ def main(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     print(f"{output}: {size / 1e6:,.1f} MB in {arguments.dtype}, checkpoint of step {step}")
 
 
-def check_output(folder: Path, pretrained: str) -> None:
+def check_output_folder(folder: Path, pretrained: str) -> None:
     """Raise `UserError` if the folder has anything but an earlier export."""
     is_base = pretrained and folder.resolve() == Path(pretrained).resolve()
     try:
