@@ -22,12 +22,15 @@ PARTS = {
     "finetune": "'finetune' in extras",
     "lanes": "'lanes' in extras",
     "watch": "'watch' in extras",
+    "lora": "'lora' in extras",
     "ema": "'ema' in extras",
     "estimate": "'estimate' in extras",
     "muon": "'muon' in extras",
     "wandb": "tracker in ['wandb', 'mlflow']",
     "fp8": "precision == 'fp8'",
 }
+# The workload that has a part; others have the part of llm.
+WORKLOADS = {"lanes": "timeseries", "lora": "seq2seq"}
 QUESTIONS = {"tracker": "wandb", "precision": "fp8"}  # the other parts are extras
 
 
@@ -102,7 +105,7 @@ def written() -> str:
     """The content of the file."""
     places = [Place(*names) for names in product(choices("workload"), choices("loader"))]
     for part in PARTS:
-        places.append(Place("timeseries" if part == "lanes" else "llm", "memmap", part))
+        places.append(Place(WORKLOADS.get(part, "llm"), "memmap", part))
     known = {place: settings_of(place) for place in places}
     sections = [key.partition(".")[0] for settings in known.values() for key in settings]
     content = []

@@ -149,9 +149,9 @@ class Optimizer(Section):
 
     name: OptimizerName = "adamw"
 
-    learning_rate: UpToOne = 1e-3
-    """Peak learning rate of the schedule. 1e-3 suits tiny, 6e-4 small, 3e-4 medium, 2.5e-4
-    large."""
+    learning_rate: UpToOne | Auto = "auto"
+    """Peak learning rate of the schedule. 1e-3 suits tiny, 6e-4 small, 3e-4 medium, 2.5e-4 large.
+    auto: 1e-3 for fresh weights, 2e-5 for other weights that a run starts from, 2e-4 for LoRA."""
 
     weight_decay: Factor = 0.01
     """Pulls weight matrices towards zero at each step. Biases and norms are excluded. 0 turns it

@@ -122,9 +122,10 @@ class Optimizer(Section):
 
     name: OptimizerName = "adamw"
 
-    learning_rate: UpToOne = 1e-3
-    """Peak learning rate of the schedule. 1e-3 suits fresh weights of tiny and small, 1e-4 to 3e-4
-    pretrained ones."""
+    learning_rate: UpToOne | Auto = "auto"
+    """Peak learning rate of the schedule. auto: 1e-3 for fresh weights, 2e-5 for pretrained ones,
+    2e-4 for LoRA. T5 often learns faster with more: 1e-4 to 3e-4 for all of its pretrained
+    weights."""
 
     weight_decay: Factor = 0.01
     """Pulls weight matrices towards zero at each step. Biases and norms are excluded. 0 turns it

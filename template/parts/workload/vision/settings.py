@@ -6,7 +6,7 @@ brings its own. The settings of the engine, and those that extras add, are in `e
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Literal
 
 from pydantic import model_validator
 
@@ -215,9 +215,6 @@ class Settings(EngineSettings):
     schedule: Schedule
     evaluation: Evaluation
 
-    def completed(self) -> Self:
-        """Return these settings with the learning rate that `auto` stands for."""
-        if self.optimizer.learning_rate != "auto":
-            return self
-        rate = 5e-4 if self.model.timm else 1.2e-2
-        return self.replaced({"optimizer.learning_rate": rate}, "auto")
+    def usual_learning_rate(self) -> float:
+        """Return what `optimizer.learning_rate auto` stands for."""
+        return 5e-4 if self.model.timm else 1.2e-2

@@ -53,7 +53,7 @@ class Hook:
             self.averages[name] = tensor.detach().clone()
             if saved:
                 fill(self.averages[name], saved[name])
-        self.num_weights = len(list(model.parameters()))
+        self.num_weights = sum(weight.requires_grad for weight in model.parameters())
 
     def after_step(self, run: Run) -> None:
         """Move the averages towards the weights, faster at first, to forget initial weights."""
@@ -124,8 +124,11 @@ def load_averages(checkpoint: Checkpoint, saved: State) -> None:
 
 
 def with_averages(model: Any) -> dict[str, Tensor]:
-    """Return the weights of a model, and after them the buffers that it calibrates."""
-    tensors = dict(model.named_parameters())
+    """Return the trained weights of a model, and after them the buffers that it calibrates."""
+    tensors = {}
+    for name, weight in model.named_parameters():
+        if weight.requires_grad:
+            tensors[name] = weight
     calibrated = getattr(model, "calibrated", ())
     for name, buffer in model.named_buffers():
         if name in calibrated:
