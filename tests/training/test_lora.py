@@ -169,7 +169,7 @@ def test_frozen_weights_stay_and_merged_ones_compute_the_same(base, place):
 
     expected = model(batch).loss
     merged = t5(place)
-    merged.load_state_dict(dict(lora.merged(model)))
+    merged.load_state_dict(lora.merged(model))
     torch.testing.assert_close(merged(batch).loss, expected, rtol=1e-5, atol=0)
 
     optimizer.zero_grad()

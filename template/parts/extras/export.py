@@ -20,7 +20,7 @@ from ..engine.errors import UserError
 from ..engine.files import replacing, write_json, write_text
 from ..engine.runs import typed_path
 from ..model import build_model
-from ..trained import add_flags, open_run
+from ..trained import add_export_flags, export_weights, open_run
 
 EXAMPLE = '''"""Predict with an exported model: python load.py (written by `export` of $package)."""
 
@@ -87,7 +87,7 @@ class Predictor(nn.Module):
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `export`."""
     add = parser.add_argument
-    add_flags(parser, split=False)
+    add_export_flags(parser)
     add("--output", type=typed_path, metavar="FOLDER", help="folder to write (default: RUN/export)")
     int8 = "also write int8 weights, and measure them on a held-out split"
     add("--int8", action="store_true", help=int8)
@@ -96,9 +96,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def main(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     """Write the export folder, and print its files and their sizes."""
     folder, project, step = open_run(arguments, load)
+    trained = export_weights(arguments, folder, project)
+    if not trained:
+        return
     output = make_folder(arguments.output or folder / "export")
     model: Any = build_model(project.settings, project.store.facts)  # not compiled, on the CPU
-    model.load_state_dict(project.model.state_dict())
+    model.load_state_dict(trained)
     model.eval()
     split = held_out(project)
     loader = project.loader(split)

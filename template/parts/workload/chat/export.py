@@ -18,7 +18,7 @@ from ..engine.errors import UserError
 from ..engine.files import read_json, write_json, write_text
 from ..engine.runs import typed_path
 from ..pretrained import INDEX, WEIGHTS, file_name
-from ..trained import add_flags, open_run
+from ..trained import add_export_flags, export_weights, open_run
 
 SHARD_BYTES = 4 << 30  # the maximum size of a file
 MARK = "trained_in"  # a field of config.json in folders that this command wrote
@@ -35,7 +35,7 @@ COPIED = (
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `export`."""
     add = parser.add_argument
-    add_flags(parser, split=False)
+    add_export_flags(parser)
     add("--output", type=typed_path, metavar="FOLDER", help="folder to write (default: RUN/export)")
     kinds = ["float32", "bfloat16", "float16"]
     add("--dtype", choices=kinds, default="bfloat16", help="of the weights (default: bfloat16)")
@@ -44,6 +44,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def main(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     """Write the folder under another name, give it its name, and print what it has."""
     folder, project, step = open_run(arguments, load, needs_data=False)
+    weights = export_weights(arguments, folder, project)
+    if not weights:
+        return
     output = Path(arguments.output or folder / "export")
     pretrained = project.settings.model.pretrained
     check_output_folder(output, pretrained)
@@ -52,7 +55,7 @@ def main(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     partial.mkdir(parents=True)
     try:
         model = project.model
-        size = write_weights(dict(model.named_parameters()), partial, arguments.dtype)
+        size = write_weights(weights, partial, arguments.dtype)
         config = {**model.config, "dtype": arguments.dtype, MARK: f"{folder.name}, step {step}"}
         config.pop("torch_dtype", None)  # the former name
         write_json(partial / "config.json", config)

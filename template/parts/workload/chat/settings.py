@@ -6,7 +6,7 @@ brings its own. The settings of the engine, and those that extras add, are in `e
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -224,13 +224,3 @@ class Settings(EngineSettings):
     optimizer: Optimizer
     schedule: Schedule
     evaluation: Evaluation
-
-    def completed(self) -> Self:
-        """Return these settings with the learning rate that `auto` stands for."""
-        if self.optimizer.learning_rate != "auto":
-            return self
-        rate = 1e-3
-        if self.model.pretrained:
-            lora = getattr(self, "lora", None)  # the section of the extra `lora`
-            rate = 2e-4 if lora and lora.rank else 2e-5
-        return self.replaced({"optimizer.learning_rate": rate}, "auto")
