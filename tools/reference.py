@@ -215,7 +215,7 @@ def needs() -> dict[str, str]:
     sections[FP8] = "answer `precision: fp8`"
     for name in ("num_workers", "prefetch_factor", "persistent_workers"):
         sections[f"data.{name}"] = "loader `dataloader`"
-    for section in ("watch", "ema", "estimate"):
+    for section in ("watch", "lora", "ema", "estimate"):
         sections[section] = f"extra `{section}`"
     return sections
 

@@ -9,9 +9,10 @@ import pytest
 import torch
 from importing import imported
 from ranks import run_ranks
-from rendering import render
+from rendering import REPOSITORY, render
 from running import (
     check_run,
+    documented,
     evaluation_of,
     flip_bit,
     last_checkpoint,
@@ -420,3 +421,18 @@ def test_llm_trains_on_the_weights_of_a_run(tmp_path):
     one_error(result, "LoRA would freeze weights that are new and stay random: head.norm.weight")
     result = run(llm, *words, "--finetune.init_from", "stopped", cwd=tmp_path)
     one_error(result, "no weight fits this model")
+
+
+# ---- the page ------------------------------------------------------------------------------------
+
+
+def test_the_pages_commands_work(trained, tmp_path):
+    """What it prints at the start is what a run prints."""
+    shutil.copytree(trained / "t5", tmp_path / "t5")
+    page = REPOSITORY / "docs/how-to/lora.md"
+    train, *others = documented(page)
+    shown = [line.strip() for line in page.read_text().splitlines() if line.startswith("    L")]
+    result = check_run(project(), *train, *WORDS[2:6], "--max-steps", "2", cwd=tmp_path)
+    assert lines(result, "LoRA") == shown
+    for words in others:
+        check_run(project(), *words, cwd=tmp_path)
