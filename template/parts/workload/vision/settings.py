@@ -6,7 +6,7 @@ brings its own. The settings of the engine, and those that extras add, are in `e
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 from pydantic import model_validator
 
