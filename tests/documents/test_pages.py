@@ -171,7 +171,8 @@ def test_a_quoted_line_is_one_that_is_printed(line):
 
 @pytest.mark.parametrize("extra", choices("extras"))
 def test_the_files_of_an_extra_are_those_of_the_page(extra):
-    added = files(render(extras=[extra])) - files(render())
+    workload = next(name for name in choices("workload") if extra in extras(name))
+    added = files(render(workload=workload, extras=[extra])) - files(render(workload=workload))
     section = page("extras").partition("## The files of each extra\n")[2].partition("\n## ")[0]
     (text,) = re.findall(rf"^\| `{extra}` \| (.+?) \|", section, flags=re.MULTILINE)
     assert added == set(re.findall(r"`([^`]+)`", text))
