@@ -445,7 +445,7 @@ def test_names_that_are_no_folders_say_how_to_get_them():
 
 
 def test_the_learning_rate_is_that_of_what_is_trained():
-    rates = {"": 1e-3, "--model.pretrained x": 2e-5, "--optimizer.learning_rate 0.5": 0.5}
+    rates = {"": 1e-3, "--model.pretrained x": 2e-4, "--optimizer.learning_rate 0.5": 0.5}
     for words, rate in rates.items():
         assert CHAT.settings(*split(words)).optimizer.learning_rate == rate
 
