@@ -592,6 +592,8 @@ def question_entry(name: str, question: Mapping[str, Any]) -> str:
         asked = texts()["questions"][name]["asked"]
     kind = "several answers" if question.get("multiselect") else question["type"]
     lines = [f"Type: {kind}", f"Default: {shown}"]
+    if question.get("ask") is False:
+        asked = "by Copier before 9.19, and with `--ask`"
     if asked != "always":
         lines.append(f"Asked: {asked}")
     paragraphs = [f"## `{name}`", " ".join(question["help"].split()), bullets(lines), answers(name)]

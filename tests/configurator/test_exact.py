@@ -161,3 +161,13 @@ def test_commands_have_what_differs_and_a_release():
         *("-d", "extras=[check, tune]"),
     ]
     assert usual == [f"copier copy --defaults {SOURCE} my-training", ""]
+
+
+@pytest.mark.usefixtures("origin")
+def test_extras_that_a_workload_has_by_default_are_copiers(tmp_path):
+    rows = [{"workload": "chat"}, {"workload": "chat", "extras": []}]
+    pages = in_node("render.js", str(built().folder), given=rows)
+    for number, (answers, page) in enumerate(zip(rows, pages, strict=True)):
+        assert page["files"] == copiers(answers, tmp_path / str(number))["files"]
+        assert page["again"]
+    assert pages[0]["files"].keys() > pages[1]["files"].keys()

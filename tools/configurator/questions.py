@@ -36,10 +36,9 @@ def choices(name: str, question: dict[str, Any], programs: Programs) -> dict[str
     for label, value, validator in programs.answers.choices[name]:
         refused = programs.text_tree(validator)
         row["choices"].append({"value": value, "label": label, "refused": refused})
-    if not row["multiple"]:
-        # The default card depends on the family, which the page does not ask.
-        default = "auto" if name == "gpu" else question["default"]
-        row["default"] = programs.text_tree(default)
+    # The default card depends on the family, which the page does not ask.
+    default = "auto" if name == "gpu" else str(question["default"])
+    row["default"] = programs.text_tree(default)
     return row
 
 

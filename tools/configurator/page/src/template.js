@@ -13,6 +13,11 @@ function general(number) {
   return String(Number(number.toPrecision(6)));
 }
 
+/** The words of a list as Python writes it. */
+function listed(text) {
+  return [...text.matchAll(/'([^']+)'/g)].map(([, word]) => word);
+}
+
 export class Template {
   constructor(data) {
     this.data = data;
@@ -51,8 +56,8 @@ export class Template {
 
   #answer({ name, multiple, choices, fixed, default: tree }, value, answers) {
     if (multiple) {
-      const values = choices.map((choice) => choice.value);
-      return values.filter((choice) => (value ?? []).includes(choice));
+      const chosen = value ?? listed(this.decided(tree, answers));
+      return choices.map((choice) => choice.value).filter((choice) => chosen.includes(choice));
     }
     if (value !== undefined) {
       return value;
