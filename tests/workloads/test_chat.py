@@ -16,7 +16,7 @@ import pytest
 import torch
 import transformers
 from rendering import document
-from running import evaluation_of, losses, one_error, weights
+from running import evaluation_of, losses, newest_run, one_error, weights
 from torch.nn import functional
 from workload import Workload
 
@@ -641,6 +641,27 @@ def test_a_run_from_pretrained_weights_resumes_bit_for_bit(place, tmp_path):
     assert weights(stopped) == weights(whole)
     CHAT.done("train", *RUN, "--training.gradient_checkpointing", "true", cwd=less)
     assert losses(less) == losses(whole)
+
+
+def test_lora_trains_matrices_alone_and_resumes_bit_for_bit(place, tmp_path):
+    """With a base in bf16 and dropout; the adapter has the names of the library."""
+    whole, stopped, _ = (used(place, tmp_path / name) for name in made(tmp_path))
+    words = ("train", *RUN, "--lora.base", "bf16", "--lora.dropout", "0.1", "--lora.rank", "4")
+    CHAT.done(*words, cwd=whole)
+    CHAT.done(*words, "--max-steps", "6", cwd=stopped)
+    CHAT.done("train", "--resume", cwd=stopped)
+    assert losses(stopped) == losses(whole)
+    assert weights(stopped) == weights(whole)
+    assert {name.rpartition(".")[2] for name in weights(whole)} == {"lora_a", "lora_b"}
+    CHAT.done("export", "--adapter", cwd=whole)
+    adapter = json.loads((newest_run(whole) / "adapter/adapter_config.json").read_text())
+    library = dict(
+        transformers.AutoModelForCausalLM.from_pretrained(place / "base").named_modules()
+    )
+    assert adapter["task_type"] == "CAUSAL_LM"
+    assert all(type(library[name]) is torch.nn.Linear for name in adapter["target_modules"])
+    CHAT.done("export", cwd=whole)
+    CHAT.done("evaluate", cwd=whole)
 
 
 def made(folder):

@@ -52,12 +52,14 @@ def build_model(settings: Settings, facts: dict[str, Any]) -> Decoder:
         raise UserError(
             f"{what} {architecture.context:,}", str(folder), f"{again} and --max-tokens"
         )
+    probe = torch.empty(0)
+    if probe.is_meta or type(probe) is not Tensor:  # to count FLOPs or bytes
+        return Decoder(architecture, config)
     with torch.device("meta"):  # no weight is drawn only to be replaced
         model = Decoder(architecture, config)
-    if torch.get_default_device().type != "meta":  # where FLOPs are counted
-        model.to_empty(device="cpu")
-        model.frequencies = architecture.frequencies()
-        load_weights(model, folder)
+    model.to_empty(device="cpu")
+    model.frequencies = architecture.frequencies()
+    load_weights(model, folder)
     return model
 
 
