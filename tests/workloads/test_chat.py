@@ -17,6 +17,7 @@ import torch
 import transformers
 from rendering import document
 from running import evaluation_of, losses, newest_run, one_error, weights
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 from workload import Workload
 
@@ -433,6 +434,20 @@ def test_a_faulty_folder_is_one_line(base, tmp_path):
             line = str(raised)
         assert all(part in line for part in parts), f"{name}: {line}"
         assert "\n" not in line, name
+
+
+def test_no_weight_is_read_where_shapes_alone_count(base, monkeypatch):
+    facts = module("commands.prepare").tokenizer_of(str(base), 100).facts
+    facts = {"vocabulary": 258, "max_tokens": 100, "tokenizer": facts}
+    settings = CHAT.settings("--model.pretrained", str(base))
+    monkeypatch.delattr(module("model"), "load_weights")
+    for shapes, device in ((FakeTensorMode(), "cpu"), (torch.device("meta"), "meta")):
+        with shapes:
+            model = module("model").build_model(settings, facts)
+            tokens = torch.zeros(1, 8, dtype=torch.int64)
+            batch = {"tokens": tokens, "targets": tokens, "positions": tokens, "first": tokens == 0}
+            loss = model(batch).loss
+        assert loss.device.type == device
 
 
 def test_names_that_are_no_folders_say_how_to_get_them():

@@ -31,31 +31,26 @@ class Faulty(Exception):
 
 
 class LeftOut:
-    """Counts conversations that are left out or cut, by reason; remembers where the first ones are.
+    """Remembers where conversations are that are left out or cut, by reason.
 
     strict: raise `UserError` for the first one.
     """
 
     def __init__(self, strict: bool = False):
         self.strict = strict
-        self.counts: dict[str, int] = {}
         self.places: dict[str, list[str]] = {}
 
     def add(self, why: str, where: str) -> None:
         if self.strict:
             what = why.removeprefix("left out, ")
             raise UserError(what, where, "fix or remove it, or do without --strict")
-        self.counts[why] = self.counts.get(why, 0) + 1
-        places = self.places.setdefault(why, [])
-        if len(places) < 3:
-            places.append(where)
+        self.places.setdefault(why, []).append(where)
 
     def lines(self) -> Iterator[str]:
         """Yield a line for each reason."""
-        for why, count in self.counts.items():
-            places = "; ".join(self.places[why])
-            more = ", …" if count > len(self.places[why]) else ""
-            yield f"{why}: {count:,} ({places}{more})"
+        for why, places in self.places.items():
+            more = ", …" if len(places) > 3 else ""
+            yield f"{why}: {len(places):,} ({'; '.join(places[:3])}{more})"
 
 
 # --- forms of rows
