@@ -636,7 +636,7 @@ def place(base, tmp_path_factory):
 
 RUN = split(
     "--model.pretrained base --data.block_size 128 --data.batch_size 2 --training.max_steps 12"
-    " --checkpoint.every_steps 4 --monitor.every_steps 1 --optimizer.learning_rate 0.01"
+    " --checkpoint.every_steps 4 --monitor.every_steps 1 --optimizer.learning_rate 0.01 --lora.rank 0"
 )
 
 
