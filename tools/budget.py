@@ -93,7 +93,7 @@ DEFAULT = Budget(72, 7, 40_900, 10.1, 350, 0, 0)
 TABULAR = Budget(78, 7, 46_400, 10.1, 350, 0, 0)
 FORECAST = Budget(83, 7, 51_600, 10.5, 350, 0, 0)
 # Everything switched on.
-LARGEST = Budget(135, 16, 101_900, 10.6, 360, 0, 0)
+LARGEST = Budget(135, 16, 102_500, 10.6, 360, 0, 0)
 SCRIPTS = {
     "timeseries": Budget(8, 7, 7_900, 10.9, 400, 0, 0),
     "forecast": Budget(8, 7, 9_000, 11.1, 400, 0, 0),
