@@ -71,7 +71,7 @@ def entered(interview, question, text=""):
 @pytest.mark.parametrize(
     ("copier", "words", "workload", "gpu", "refusals", "number"),
     [
-        ("newest", (), "timeseries", "gtx_1080_ti", ["tf32", "bf16", "fp8", "fsdp"], 11),
+        ("newest", (), "timeseries", "gtx_1080_ti", ["tf32", "bf16", "fp8", "fsdp", "lora"], 11),
         ("newest", EVERYTHING, "llm", "rtx_3060", ["fp8", "frames", "lanes", "timezones"], 13),
         ("lowest", (), "llm", "rtx_3060", ["fp8", "frames", "lanes", "timezones"], 13),
     ],

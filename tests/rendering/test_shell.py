@@ -13,7 +13,7 @@ import pytest
 from copiers import _clean_home  # noqa: F401
 from rendering import REPOSITORY, render, render_into
 from shells import SHELL, shell
-from variants import choices, structural
+from variants import choices, extras, structural
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_set_up_continues_where_the_cpu_builds_cannot_be_reached(tmp_path):
 
 
 def test_targets_before_set_up_say_so_in_one_line(tmp_path):
-    project = shell_of(tmp_path / "project", distributed="ddp", extras=list(choices("extras")))
+    project = shell_of(tmp_path / "project", distributed="ddp", extras=extras("timeseries"))
     bare = tmp_path / "bare"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(bare)], check=True)
     environment = {**SHELL, "PATH": f"{bare / 'bin'}{os.pathsep}{os.environ['PATH']}"}

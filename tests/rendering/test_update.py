@@ -25,7 +25,7 @@ from copiers import (
 from quick_copier import quickly
 from rendering import REPOSITORY, render, replace, template
 from test_tier_a import each_answer
-from variants import PAIRWISE, choices, impossible, structural
+from variants import PAIRWISE, extras, impossible, structural
 
 NEW = "0.0.2"
 CHANGE = ("update", "--defaults", "-r", ":current:", "-d")
@@ -97,7 +97,7 @@ def changed(project):
 @pytest.mark.first(1)
 @every_copier
 def test_update_without_edits_is_a_fresh_copy(upstream, tmp_path, copier):
-    answers = {"gpu": "rtx_4090", "loader": "memmap", "extras": list(choices("extras"))}
+    answers = {"gpu": "rtx_4090", "loader": "memmap", "extras": extras("timeseries")}
     project = copied(upstream, tmp_path / "project", which=copier, **answers)
     run_copier(copier, "update", "--defaults", cwd=project)
     assert content(project) == content(copied(upstream, tmp_path / "fresh", NEW, **answers))

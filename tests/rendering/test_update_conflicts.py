@@ -64,7 +64,7 @@ def test_a_changed_value_or_choice_merges_with_a_new_description_above_it(tmp_pa
         merged(name, many, {}, old, new, tmp_path)
     llm, seq2seq = ({"workload": workload} for workload in ("llm", "seq2seq"))
     merged("config.yaml", llm, seq2seq, "\n  name: cosine\n", "\n  name: linear\n", tmp_path)
-    learning_rate = ("\n  learning_rate: 0.001\n", "\n  learning_rate: 0.002\n")
+    learning_rate = ("\n  learning_rate: auto\n", "\n  learning_rate: 0.002\n")
     merged("config.yaml", llm, {"workload": "llm", **many}, *learning_rate, tmp_path)
-    for workload in ("tabular", "seq2seq"):  # their learning rate has another description
-        merged("config.yaml", llm, {"workload": workload}, *learning_rate, tmp_path)
+    # Its learning rate has another description.
+    merged("config.yaml", llm, seq2seq, *learning_rate, tmp_path)
