@@ -92,6 +92,8 @@ class Budget(NamedTuple):
 DEFAULT = Budget(72, 7, 40_900, 10.1, 350, 0, 0)
 TABULAR = Budget(78, 7, 46_400, 10.1, 350, 0, 0)
 FORECAST = Budget(83, 7, 51_600, 10.5, 350, 0, 0)
+VISION = Budget(72, 8, 45_500, 10.2, 350, 0, 0)
+CHAT = Budget(79, 11, 48_600, 10.1, 350, 0, 0)  # with its default extras, export and lora
 # Everything switched on.
 LARGEST = Budget(135, 16, 102_500, 10.6, 360, 0, 0)
 SCRIPTS = {

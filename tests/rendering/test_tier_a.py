@@ -14,7 +14,7 @@ import tomllib
 
 import pytest
 import yaml
-from budget import DEFAULT, FORECAST, LARGEST, TABULAR, VISIBLE_NAMES, measure
+from budget import CHAT, DEFAULT, FORECAST, LARGEST, TABULAR, VISIBLE_NAMES, VISION, measure
 from budget import SCRIPTS as BUDGETS_OF_SCRIPTS
 from copier import run_copy
 from link import ENVIRONMENT, link
@@ -206,6 +206,8 @@ BUDGETS = {
     "default": ({}, DEFAULT),
     "tabular": ({"workload": "tabular"}, TABULAR),
     "forecast": ({"workload": "forecast"}, FORECAST),
+    "vision": ({"workload": "vision"}, VISION),
+    "chat": ({"workload": "chat"}, CHAT),
     **{
         f"{workload} script": ({"workload": workload, "layout": "script"}, budget)
         for workload, budget in BUDGETS_OF_SCRIPTS.items()
