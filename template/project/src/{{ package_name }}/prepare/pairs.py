@@ -79,9 +79,9 @@ def cells(path: Path, encoding: str, has_quotes: bool) -> Iterator[tuple[str, li
         if CSV.search(path.name):
             header = file.peek().partition(b"\n")[0]
             delimiter = chr(max(b",;\t|", key=header.count))
-        quoting: Any = csv.QUOTE_MINIMAL if has_quotes else csv.QUOTE_NONE
+        quoting = csv.QUOTE_MINIMAL if has_quotes else csv.QUOTE_NONE
         text = io.TextIOWrapper(file, "utf-8", newline="")
-        reader = csv.reader(text, delimiter=delimiter, quoting=quoting, strict=True)
+        reader = csv.reader(text, delimiter=delimiter, quoting=quoting, strict=True)  # type: ignore
         for row in reader:
             tick()
             if row:
