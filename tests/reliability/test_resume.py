@@ -32,7 +32,7 @@ from running import (
     weights,
 )
 from sizes import TINY
-from variants import choices
+from variants import choices, extras
 
 OPTIONS = (
     *("--data.batch_size", "128", "--model.width", "16", "--model.depth", "2"),
@@ -375,8 +375,8 @@ def test_a_run_keeps_its_length_where_its_learning_rates_would_be_others(place):
 
 def test_a_run_resumes_when_extras_tracker_and_loader_are_others(tmp_path):
     """A note names the sections that are gone, and every loss is the same."""
-    extras = set(choices("extras")) - {"frames"}  # which reads another dataset
-    answers = {"loader": "chunk", "tracker": "tensorboard", "extras": sorted(extras)}
+    others = set(extras("timeseries")) - {"frames"}  # which reads another dataset
+    answers = {"loader": "chunk", "tracker": "tensorboard", "extras": sorted(others)}
     everything = render(workload="timeseries", **answers)
     whole = tmp_path / "whole"
     parts = tmp_path / "parts"
