@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -13,9 +12,7 @@ from typing import Any
 from ..engine.errors import UserError
 from ..engine.files import replacing
 from ..engine.runs import typed_path
-from ..trained import add_flags, open_run
-
-COLDEST = 1e-3  # logits divided by less overflow fp32, and the result would be that of 0
+from ..trained import add_flags, add_sampling_flags, check_sampling, open_run
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,13 +24,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     text = "JSONL to write, with the messages of each conversation (default: print the answers)"
     add("--output", type=typed_path, metavar="FILE", help=text)
     add("--system", metavar="TEXT", help="system message before the question")
-    tokens = "maximum length of an answer (default: 256)"
-    add("--tokens", type=int, default=256, metavar="N", help=tokens)
-    spread = "0 always takes the most likely token, 1 samples from the model (default: 0)"
-    add("--temperature", type=float, default=0.0, metavar="X", help=spread)
-    likeliest = "sample only from the N most likely tokens (default: all)"
-    add("--top-k", type=int, metavar="N", help=likeliest)
-    add("--seed", type=int, default=0, metavar="N", help="seed of the sampling (default: 0)")
+    add_sampling_flags(parser, tokens=256, temperature=0)
     add_flags(parser, split=False)
 
 
@@ -115,12 +106,4 @@ def check_choices(arguments: argparse.Namespace) -> None:
         raise UserError("two sources of questions", "--prompt, --input", "choose one")
     if arguments.output and arguments.prompt is None and not arguments.input:
         raise UserError("a chat is not written", "--output", "add --prompt or --input")
-    ranges = {
-        "tokens": arguments.tokens >= 1,
-        "seed": 0 <= arguments.seed < 2**64,
-        "top-k": arguments.top_k is None or arguments.top_k >= 1,
-        "temperature": arguments.temperature == 0 or COLDEST <= arguments.temperature < math.inf,
-    }
-    for name, is_valid in ranges.items():
-        if not is_valid:
-            raise UserError("a number out of its range", f"--{name}", "see generate --help")
+    check_sampling(arguments, least_tokens=1)

@@ -3,36 +3,30 @@
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..engine.errors import UserError
 from ..engine.files import replacing
 from ..engine.runs import typed_path
-from ..trained import add_flags, open_run
-
-COLDEST = 1e-3  # logits divided by less overflow fp32, and the result would be that of 0
+from ..trained import add_flags, add_sampling_flags, check_sampling, open_run
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `generate`."""
     add = parser.add_argument
     add("--prompt", default="", metavar="TEXT", help="text to continue (default: a new document)")
-    add("--tokens", type=int, default=200, metavar="N", help="tokens to generate (default: 200)")
-    spread = "0 always takes the most likely token, 1 samples from the model (default: 0.8)"
-    add("--temperature", type=float, default=0.8, metavar="X", help=spread)
-    likeliest = "sample only from the N most likely tokens (default: all)"
-    add("--top-k", type=int, metavar="N", help=likeliest)
-    add("--seed", type=int, default=0, metavar="N", help="seed of the sampling (default: 0)")
+    add_sampling_flags(parser, tokens=200, temperature=0.8)
     add_flags(parser, split=False)
     add("--output", type=typed_path, metavar="FILE", help="also write the text to this file")
 
 
 def main(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     """Print the prompt and its continuation, up to the end of the document."""
-    check_choices(arguments)
+    from ..texts import check_text
+
+    check_text(arguments.prompt, "--prompt")
+    check_sampling(arguments, least_tokens=0)
     _, project, _ = open_run(arguments, load, needs_data=False)
 
     import torch
@@ -56,19 +50,3 @@ def main(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     if arguments.output:
         with replacing(Path(arguments.output)) as file:
             file.write(text + b"\n")
-
-
-def check_choices(arguments: argparse.Namespace) -> None:
-    """Raise `UserError` for a value that cannot be used."""
-    from ..texts import check_text
-
-    check_text(arguments.prompt, "--prompt")
-    ranges = {
-        "tokens": arguments.tokens >= 0,
-        "seed": 0 <= arguments.seed < 2**64,
-        "top-k": arguments.top_k is None or arguments.top_k >= 1,
-        "temperature": arguments.temperature == 0 or COLDEST <= arguments.temperature < math.inf,
-    }
-    for name, is_valid in ranges.items():
-        if not is_valid:
-            raise UserError("a number out of its range", f"--{name}", "see generate --help")
