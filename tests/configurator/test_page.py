@@ -48,7 +48,7 @@ def test_the_page_works_in_a_browser(tmp_path):
 @needs_node
 @needs_libraries
 @needs_browser
-def test_the_picture_of_the_readme_shows_the_page(tmp_path):
+def test_the_screenshot_of_the_readme_shows_the_page(tmp_path):
     """`make screenshot` takes it anew."""
     folder = page_folder(tmp_path / "page")
     assert screenshot.kept_words(screenshot.SCREENSHOT) == screenshot.take(
