@@ -40,12 +40,12 @@ class Workload:
         overrides = dict(zip(names, flags[1::2], strict=True))
         return self.module("settings", **answers).Settings.load(overrides=overrides.items())
 
-    def run(self, *words: str, cwd: Path, before: Before = None) -> Result:
-        return run(self.project(), *words, cwd=cwd, before=before)
+    def run(self, *words: str, cwd: Path, before: Before = None, **answers: str) -> Result:
+        return run(self.project(**answers), *words, cwd=cwd, before=before)
 
-    def done(self, *words: str, cwd: Path, before: Before = None) -> Result:
+    def done(self, *words: str, cwd: Path, before: Before = None, **answers: str) -> Result:
         """A command that succeeds."""
-        return check_run(self.project(), *words, cwd=cwd, before=before)
+        return check_run(self.project(**answers), *words, cwd=cwd, before=before)
 
     def follow(self, guide: str, folder: Path) -> dict[str, Any]:
         """Run a guide's first program and its first commands; what `evaluate` left."""

@@ -2,10 +2,13 @@
 what `prepare` leaves out, answers, exported folders."""
 
 import functools
+import importlib
 import itertools
 import json
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from shlex import split
@@ -13,12 +16,27 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import tokenizers
 import torch
 import transformers
-from rendering import document
-from running import evaluation_of, losses, newest_run, one_error, weights
+from ranks import run_ranks
+from rendering import REPOSITORY, document
+from running import (
+    evaluation_of,
+    last_checkpoint,
+    last_state,
+    losses,
+    newest_run,
+    one_error,
+    resumes,
+    weights,
+)
+from safetensors.torch import load_file
+from smollm2 import REQUIREMENTS
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
+from variants import choices
+from wheels import unpacked
 from workload import Workload
 
 CHAT = Workload("chat")
@@ -124,13 +142,12 @@ def imitated(query, key, value, borders, *sizes, **options):
     return torch.cat(mixed)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
 @torch.no_grad()
-def test_logits_are_those_of_transformers_alone_packed_and_masked(family, tmp_path, monkeypatch):
-    model = ours(folder_of(family, tmp_path))
+def assert_logits_are_those_of(library, model, monkeypatch):
+    """Alone, packed, and in the forms for GPUs."""
     texts = some_tokens(150, 7, 60)
     batch = batch_of(*texts, length=230)
-    expected = [theirs(family)(torch.tensor([text])).logits[0] for text in texts]
+    expected = [library(torch.tensor([text])).logits[0] for text in texts]
     packed = model.logits(batch)[0].split([150, 7, 60, 13])[:3]
     for text, logits, of_packed in zip(texts, expected, packed, strict=True):
         assert_near(model.logits(batch_of(text))[0], logits)
@@ -140,7 +157,6 @@ def test_logits_are_those_of_transformers_alone_packed_and_masked(family, tmp_pa
     other = model.logits(batch_of([5] * 150, *texts[1:], length=230))[0]
     assert torch.equal(other[150:217], torch.cat(packed[1:]))
 
-    # The forms for GPUs.
     own = module("model")
     first = batch["first"]
     documents = {"mask": own.Documents(mask=own.mask_of(first))}
@@ -150,6 +166,11 @@ def test_logits_are_those_of_transformers_alone_packed_and_masked(family, tmp_pa
         states = model.states(batch["tokens"][0], batch["positions"][0], form)
         logits = functional.linear(states, model.head_weight)[:217]
         assert_near(logits, torch.cat(expected))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_are_those_of_transformers_alone_packed_and_masked(family, tmp_path, monkeypatch):
+    assert_logits_are_those_of(theirs(family), ours(folder_of(family, tmp_path)), monkeypatch)
 
 
 def test_a_mask_is_for_gpus_without_attention_over_texts_of_any_length(monkeypatch, capsys):
@@ -286,35 +307,88 @@ ANSWERS_WITH_TOOL = {
 }
 
 
-def tokenizer_with(template):
+def tokenizer_with(template, start="<|im_start|>", end="<|im_end|>", others=()):
     own = module("tokenizer")
-    return own.Tokenizer({**own.byte_tokenizer().facts, "template": template})
+    facts = own.byte_tokenizer().facts
+    library = tokenizers.Tokenizer.from_str(facts["definition"])
+    library.add_special_tokens([start, end, *others])
+    special = {"bos_token": start, "eos_token": end, "pad_token": end}
+    ends = [library.token_to_id(end)]
+    facts |= {"definition": library.to_str(), "special": special, "ends": ends}
+    return own.Tokenizer({**facts, "template": template})
+
+
+def library_with(tokenizer):
+    """What transformers makes of a tokenizer and its template, without a clock."""
+    facts = tokenizer.facts
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer.library,
+        bos_token=facts["special"]["bos_token"],
+        eos_token=facts["special"]["eos_token"],
+        chat_template=facts["template"].replace("strftime_now is", "no_clock is"),
+    )
+
+
+TOOLS = [{"type": "function", "function": {"name": "add", "description": "Größe"}}]
+
+
+def assert_tokens_are_those_of_the_library(tokenizer, talks):
+    """talks: messages, what else the template gets, the answers that are targets, the others."""
+    library = library_with(tokenizer)
+    dataset = module("dataset")
+    chats = [dataset.Chat(messages, more) for messages, more, *_ in talks]
+    for talk, encoded in zip(talks, dataset.encode(tokenizer, chats), strict=True):
+        messages, more, answers, num_hidden = talk
+        expected = library.apply_chat_template(messages, **more, return_dict=False)
+        assert encoded.tokens.tolist() == list(expected)
+        targets = encoded.tokens[encoded.is_answer].tolist()
+        assert tokenizer.library.decode(targets, skip_special_tokens=False) == answers
+        assert encoded.num_hidden == num_hidden
+    question = library.apply_chat_template(TALK[:3], add_generation_prompt=True, return_dict=False)
+    text = tokenizer.render(TALK[:3], answers=True)
+    assert tokenizer.encode([text])[0].tokens == list(question)
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_tokens_are_those_of_the_template_and_targets_are_the_answers(name):
-    tokenizer = tokenizer_with(TEMPLATES[name])
-    library = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer.library,
-        bos_token="<|im_start|>",
-        eos_token="<|im_end|>",
-        chat_template=TEMPLATES[name].replace("strftime_now is", "no_clock is"),
-    )
-    dataset = module("dataset")
-    tools = [{"type": "function", "function": {"name": "add", "description": "Größe"}}]
-    talks = [(TALK, {}, ANSWERS), (WITH_TOOL, {"tools": tools}, ANSWERS_WITH_TOOL)]
-    chats = [dataset.Chat(messages, more) for messages, more, _ in talks]
-    for talk, encoded in zip(talks, dataset.encode(tokenizer, chats), strict=True):
-        messages, more, answers = talk
-        expected = library.apply_chat_template(messages, **more, return_dict=False)
-        assert encoded.tokens.tolist() == list(expected)
-        targets = encoded.tokens[encoded.is_answer].tolist()
-        assert tokenizer.library.decode(targets, skip_special_tokens=False) == answers[name]
-        number = sum(message["role"] == "assistant" for message in messages)
-        assert encoded.num_hidden == (number - 1 if name == "qwen3" else 0)
-    question = library.apply_chat_template(TALK[:3], add_generation_prompt=True, return_dict=False)
-    text = tokenizer.render(TALK[:3], answers=True)
-    assert tokenizer.encode([text])[0].tokens == list(question)
+    hidden = int(name == "qwen3")
+    talks = [
+        (TALK, {}, ANSWERS[name], hidden),
+        (WITH_TOOL, {"tools": TOOLS}, ANSWERS_WITH_TOOL[name], hidden),
+    ]
+    assert_tokens_are_those_of_the_library(tokenizer_with(TEMPLATES[name]), talks)
+
+
+# The targets of TALK and WITH_TOOL by the templates of these models, as trl has them.
+SAID = "Good — thanks!{end}4{end}"
+CALLED = '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 2}}\n</tool_call>{end}'
+LLAMA_CALL = '{"name": "add", "parameters": {"a": 2, "b": 2}}{end}It is 4.{end}'
+THOUGHT = "<think>\n\n</think>\n\n"
+PUBLISHED = {
+    "llama3": (SAID, "{end}It is 4.{end}"),
+    "llama3_1": (SAID, LLAMA_CALL),
+    "llama3_2": (SAID, LLAMA_CALL),
+    "qwen2_5": (SAID, CALLED + " It is 4. {end}"),
+    "qwen3": (THOUGHT + "4{end}", THOUGHT + " It is 4. {end}"),
+    "qwen3_instruct_2507": (SAID, CALLED + " It is 4. {end}"),
+}
+TRL = "trl==1.16.0"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_tokens_are_those_of_published_templates(name):
+    template = (unpacked(TRL) / f"trl/chat_templates/{name}.jinja").read_text(encoding="utf-8")
+    if name.startswith("llama"):
+        others = ("<|start_header_id|>", "<|end_header_id|>", "<|python_tag|>")
+        tokenizer = tokenizer_with(template, "<|begin_of_text|>", "<|eot_id|>", others)
+    else:
+        tokenizer = tokenizer_with(template)
+    end = tokenizer.facts["special"]["eos_token"]
+    said, called = (answers.replace("{end}", end) for answers in PUBLISHED[name])
+    hidden = int(name == "qwen3")
+    talks = [(TALK, {}, said, hidden), (WITH_TOOL, {"tools": TOOLS}, called, hidden)]
+    assert_tokens_are_those_of_the_library(tokenizer, talks)
 
 
 def test_special_tokens_in_a_message_are_ordinary_text():
@@ -658,25 +732,169 @@ def test_a_run_from_pretrained_weights_resumes_bit_for_bit(place, tmp_path):
     assert losses(less) == losses(whole)
 
 
-def test_lora_trains_matrices_alone_and_resumes_bit_for_bit(place, tmp_path):
-    """With a base in bf16 and dropout; the adapter has the names of the library."""
-    whole, stopped, _ = (used(place, tmp_path / name) for name in made(tmp_path))
-    words = ("train", *RUN, "--lora.base", "bf16", "--lora.dropout", "0.1", "--lora.rank", "4")
-    CHAT.done(*words, cwd=whole)
-    CHAT.done(*words, "--max-steps", "6", cwd=stopped)
-    CHAT.done("train", "--resume", cwd=stopped)
-    assert losses(stopped) == losses(whole)
-    assert weights(stopped) == weights(whole)
-    assert {name.rpartition(".")[2] for name in weights(whole)} == {"lora_a", "lora_b"}
-    CHAT.done("export", "--adapter", cwd=whole)
-    adapter = json.loads((newest_run(whole) / "adapter/adapter_config.json").read_text())
+def killed_in_step(number):
+    """For `run(..., before=…)`: SIGKILL in the forward pass of a training step."""
+
+    def place():
+        model = importlib.import_module("my_training.model")
+        forward = model.Decoder.forward
+        steps = itertools.count(1)
+
+        def dying(self, batch):
+            if self.training and next(steps) == number:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return forward(self, batch)
+
+        model.Decoder.forward = dying
+
+    return place
+
+
+LORA = ("train", *RUN, "--lora.rank", "4")
+
+
+@pytest.fixture(scope="module")
+def adapted(place, tmp_path_factory):
+    """A folder with a run of matrices next to a base in bf16, with dropout."""
+    folder = used(place, tmp_path_factory.mktemp("adapted"))
+    CHAT.done(*DROPPED, cwd=folder)
+    return folder
+
+
+DROPPED = (*LORA, "--lora.base", "bf16", "--lora.dropout", "0.1")
+
+
+def optimizer_of(folder):
+    """Hashes of what the last checkpoint has of the optimizer."""
+    state = last_state(folder)["optimizer"]["state"]
+    return {
+        (number, name): tensor.numpy().tobytes()
+        for number, values in state.items()
+        for name, tensor in values.items()
+    }
+
+
+@pytest.mark.first(1)
+@pytest.mark.parametrize("framework", choices("framework"))
+def test_a_killed_run_with_lora_and_dropout_resumes_bit_for_bit(framework, adapted, tmp_path):
+    folder = used(adapted, tmp_path)
+    killed = CHAT.run(*DROPPED, cwd=folder, before=killed_in_step(7), framework=framework)
+    assert killed.code == -signal.SIGKILL, killed.err[-2000:]
+    CHAT.done("train", "--resume", cwd=folder, framework=framework)
+    assert resumes(folder) == [4]
+    if framework != "pytorch":  # whose logs may differ: one of the same framework never stopped
+        folder.joinpath("whole").mkdir()
+        adapted = used(adapted, folder / "whole")
+        CHAT.done(*DROPPED, cwd=adapted, framework=framework)
+    assert losses(folder) == losses(adapted)
+    assert weights(folder) == weights(adapted)
+    assert optimizer_of(folder) == optimizer_of(adapted)
+
+
+def test_lora_trains_matrices_alone_and_its_adapter_has_the_names_of_the_library(place, adapted):
+    assert {name.rpartition(".")[2] for name in weights(adapted)} == {"lora_a", "lora_b"}
+    CHAT.done("export", "--adapter", cwd=adapted)
+    adapter = json.loads((newest_run(adapted) / "adapter/adapter_config.json").read_text())
     library = dict(
         transformers.AutoModelForCausalLM.from_pretrained(place / "base").named_modules()
     )
     assert adapter["task_type"] == "CAUSAL_LM"
     assert all(type(library[name]) is torch.nn.Linear for name in adapter["target_modules"])
-    CHAT.done("export", cwd=whole)
-    CHAT.done("evaluate", cwd=whole)
+    CHAT.done("export", cwd=adapted)
+    CHAT.done("evaluate", cwd=adapted)
+
+
+@pytest.fixture(scope="module")
+def smollm2():
+    """The folder of SmolLM2-135M-Instruct, which is made once."""
+    folder = REPOSITORY / "build/SmolLM2-135M-Instruct"
+    if not folder.exists():
+        path = os.pathsep.join(str(unpacked(name)) for name in REQUIREMENTS)
+        environment = {**os.environ, "PYTHONPATH": path}
+        program = REPOSITORY / "tools/smollm2.py"
+        subprocess.run([sys.executable, program, folder], env=environment, check=True)
+    return folder
+
+
+@pytest.mark.full
+def test_smollm2_computes_what_transformers_does(smollm2, monkeypatch):
+    library = transformers.AutoModelForCausalLM.from_pretrained(smollm2).eval()
+    model = ours(smollm2)
+    assert_logits_are_those_of(library, model, monkeypatch)
+
+    tokenizer = module("tokenizer").read_tokenizer(smollm2)
+    theirs = transformers.AutoTokenizer.from_pretrained(smollm2)
+    (encoded,) = module("dataset").encode(tokenizer, [module("dataset").Chat(TALK, {})])
+    assert encoded.tokens.tolist() == list(theirs.apply_chat_template(TALK, return_dict=False))
+    answers = theirs.decode(encoded.tokens[encoded.is_answer])
+    assert answers == "Good — thanks!<|im_end|>4<|im_end|>"
+    prompt = tokenizer.encode([tokenizer.render(TALK[:1], answers=True)])[0].tokens
+    expected = library.generate(torch.tensor([prompt]), max_new_tokens=20, do_sample=False)
+    made = model.generate(prompt, 20, tokenizer.ends)
+    assert made == expected[0, len(prompt) : len(prompt) + len(made)].tolist()
+
+
+@pytest.mark.full
+def test_a_killed_run_of_smollm2_resumes_bit_for_bit(smollm2, tmp_path):
+    """With LoRA and dropout."""
+    (tmp_path / "base").symlink_to(smollm2)
+    rows = [{"prompt": f"{n}?", "completion": f"It is {n * 7}."} for n in range(60)]
+    result = prepare(tmp_path, jsonl(*rows), "--model.pretrained", "base")
+    assert result.code == 0, result.err
+    words = (*DROPPED, "--training.max_steps", "4", "--checkpoint.every_steps", "2")
+    whole, killed, _ = (used(tmp_path, tmp_path / name) for name in made(tmp_path))
+    CHAT.done(*words, cwd=whole)
+    assert CHAT.run(*words, cwd=killed, before=killed_in_step(4)).code == -signal.SIGKILL
+    CHAT.done("train", "--resume", cwd=killed)
+    assert resumes(killed) == [2]
+    assert losses(killed) == losses(whole)
+    assert weights(killed) == weights(whole)
+    assert optimizer_of(killed) == optimizer_of(whole)
+
+
+@pytest.fixture(scope="module")
+def alone(place, tmp_path_factory):
+    """A folder with a run of one process, with LoRA and no dropout."""
+    folder = used(place, tmp_path_factory.mktemp("alone"))
+    CHAT.done(*LORA, "--data.batch_size", "4", cwd=folder)
+    return folder
+
+
+def matrices(folder):
+    """What the last checkpoint has for the model and the optimizer; one of FSDP has shards."""
+    saved = last_checkpoint(folder)
+    if not saved.is_dir():
+        return last_state(folder)["model"]
+    found = {}
+    for shard in sorted(saved.glob("*.safetensors")):
+        found |= {f"{shard.name} {name}": tensor for name, tensor in load_file(shard).items()}
+    return found
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("distributed", ["ddp", "fsdp"])
+def test_ranks_with_lora_compute_what_one_process_does(distributed, place, alone, tmp_path):
+    whole, stopped, _ = (used(place, tmp_path / name) for name in made(tmp_path))
+    ranks = CHAT.project(distributed=distributed)
+
+    def train(*words, cwd):
+        for result in run_ranks(ranks, *words, cwd=cwd):
+            assert result.code == 0, result.err[-3000:]
+
+    train(*LORA, cwd=whole)
+    expected = dict(losses(alone))
+    assert len(expected) == 12
+    for step, loss in losses(whole):
+        assert float.fromhex(loss) == pytest.approx(float.fromhex(expected[step]), abs=1e-5)
+    saved = matrices(whole)
+    assert all("lora_" in name or "optimizer/" in name for name in saved)
+
+    train(*LORA, "--max-steps", "6", cwd=stopped)
+    train("train", "--resume", cwd=stopped)
+    assert losses(stopped) == losses(whole)
+    resumed = matrices(stopped)
+    assert resumed.keys() == saved.keys()
+    assert all(torch.equal(resumed[name], tensor) for name, tensor in saved.items())
 
 
 def made(folder):
