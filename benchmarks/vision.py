@@ -1,10 +1,11 @@
-"""Images: how exact the workload `vision` is on Fashion-MNIST and on digits, and what a CPU needs
-for each image, next to torchvision's ImageFolder with a DataLoader.
+"""Images: how exact the workload `vision` is on Fashion-MNIST and on digits, from fresh and from
+trained weights; what a CPU needs for each image, next to the loaders of torchvision and timm; and
+for each step, next to loops written by hand.
 
 `--fashion` is a folder with the four files of Fashion-MNIST (github.com/zalandoresearch/fashion-mnist;
 Debian's package dataset-fashion-mnist has them). The digits are those of scikit-learn.
 
-    python benchmarks/vision.py [accuracy loading] --fashion FOLDER [--seeds 5] [--write]
+    python benchmarks/vision.py [accuracy transfer step loading] --fashion FOLDER [--write]
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import numpy as np  # noqa: E402
 from forecast import Ours  # noqa: E402
 from PIL import Image  # noqa: E402
 from publish import command_line, machine, publish  # noqa: E402
+from running import evaluation_of  # noqa: E402
 
 TORCHVISION = ROOT / ".venv-vision/bin/python"  # `make bench PART=vision` makes it
 FASHION = "--training.epochs 8"
@@ -35,17 +37,23 @@ PRECISIONS: tuple[str, ...] = ("fp32", "bf16")
 SECONDS = 4.0  # of the process, for a round of a loader
 SIDES: tuple[int, ...] = (28, 224)
 COUNTS = {28: 6000, 224: 600}  # images in a folder
+STEPS = 100  # of each side that is timed
+TIMM = "tf_efficientnet_lite0"
+TENTH = "--data.fraction 0.1 --data.batch_size 64 --training.epochs 6"  # of Fashion-MNIST
 REHEARSED = False
+
+Table = dict[str, Any]
 
 
 def shrink() -> None:
     """Takes the sizes of a rehearsal."""
-    global FASHION, DIGITS, PRECISIONS, SECONDS, SIDES, COUNTS, REHEARSED
+    global FASHION, DIGITS, PRECISIONS, SECONDS, SIDES, COUNTS, STEPS, REHEARSED
     FASHION = DIGITS = "--training.max_steps 2 --data.batch_size 32"
     PRECISIONS = ("fp32",)
     SECONDS = 0.1
     SIDES = (28,)
     COUNTS = {28: 300}
+    STEPS = 2
     REHEARSED = True
 
 
@@ -122,63 +130,152 @@ def accuracy(fashion: Path, seeds: int, folder: Path) -> dict[str, Any]:
     return {"columns": columns, "rows": rows}
 
 
+# ---- transfer ------------------------------------------------------------------------------------
+
+
+class OursWithTimm(Ours):
+    """A project of `vision` that runs with the Python that has timm."""
+
+    def run(self, *words: str) -> None:
+        path = str(self.project / "src")
+        finished(TORCHVISION, "-m", "my_training", *words, cwd=self.folder, path=path)
+
+    def metrics(self) -> dict[str, float]:
+        self.run("evaluate")
+        return evaluation_of(self.folder)["metrics"]
+
+
+def transfer(fashion: Path, seeds: int, folder: Path) -> Table:
+    """Accuracy of a network of timm after equal steps from trained and from fresh weights."""
+    columns = ["start", "test accuracy %, mean", "all seeds", "CPU s, median"]
+    starts = {f"weights of ImageNet, `{TIMM}`": "", f"fresh weights, `{TIMM}`": "none"}
+    if not TORCHVISION.exists():
+        return {"columns": columns, "rows": [[name, *unknown(3)] for name in starts]}
+    weights = folder / "weights.pth"
+    finished(TORCHVISION, str(ROOT / "benchmarks/vision_weights.py"), str(weights), cwd=folder)
+    ours = OursWithTimm("vision", folder / "transfer")
+    ours.prepare(fashion, "--size 56")
+    rows = []
+    for name, start in starts.items():
+        found = []
+        seconds = []
+        flags = f"{TENTH} --model.timm {TIMM} --model.timm_weights {start or weights}"
+        for seed in range(seeds):
+            seconds.append(ours.train(seed, flags))
+            found.append(100 * ours.metrics()["accuracy"])
+            print(f"{name}, seed {seed}: {found[-1]:.2f} %", file=sys.stderr, flush=True)
+        spread = f"{min(found):.2f} to {max(found):.2f}"
+        middle = f"{statistics.median(seconds):.0f}"
+        rows.append([name, f"{statistics.mean(found):.2f}", spread, middle])
+    return {"columns": columns, "rows": rows}
+
+
+# ---- step ----------------------------------------------------------------------------------------
+
+
+def step(fashion: Path, folder: Path) -> Table:
+    """The table of a training step, next to loops written by hand."""
+    ours = Ours("vision", folder / "step")
+    ours.prepare(fashion, "")
+    (ours.folder / "config.yaml").write_bytes((ours.project / "config.yaml").read_bytes())
+    rows = []
+    for batch in (32,) if REHEARSED else (128, 256):
+        program = str(ROOT / "benchmarks/vision_step.py")
+        path = str(ours.project / "src")
+        command = (Path(sys.executable), program, str(STEPS), str(batch))
+        times = finished(*command, cwd=ours.folder, path=path)
+        cells = [f"{batch} images", f"{statistics.median(times['vision']):.1f}"]
+        for peer in ("same", "epoch"):
+            ratios = [own / bare for own, bare in zip(times["vision"], times[peer], strict=True)]
+            low, middle, high = statistics.quantiles(ratios, n=4)
+            cells.append(f"{middle:.3f} ({low:.3f} to {high:.3f})")
+        rows.append(cells)
+    columns = ["batch", "`vision`, CPU ms a step", "÷ a bare loop", "÷ a bare loop, crops by epoch"]
+    return {"columns": columns, "rows": rows}
+
+
 # ---- loading -------------------------------------------------------------------------------------
 
 
-def measured(python: str, side: str, folder: Path, size: int, cwd: Path, path: str = "") -> Any:
-    """What `images.py` prints."""
-    command = [python, str(ROOT / "benchmarks/images.py"), side, str(folder), str(size)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-    done = subprocess.run(
-        [*command, str(SECONDS)], cwd=cwd, env=environment, capture_output=True, text=True
-    )
+def finished(python: Path, *words: str, cwd: Path, path: str = "") -> Any:
+    """What a program prints as JSON in its last line, if it does."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "TRAINING_ROOT": "."}
+    command = [str(python), *words]
+    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(done.stderr[-3000:])
-    return json.loads(done.stdout.splitlines()[-1])
+    last = done.stdout.strip().rpartition("\n")[2]
+    return json.loads(last) if last.startswith("{") else None
 
 
-def loading(rounds: int, folder: Path) -> tuple[dict[str, Any], str]:
-    """The table of milliseconds, and the versions of the peer. Rounds are in turns."""
-    rows = []
+def measured(side: str, images: Path, size: int, ours: Ours) -> Any:
+    """What `images.py` prints."""
+    is_own = side in ("project", "host")
+    python = Path(sys.executable) if is_own else TORCHVISION
+    path = str(ours.project / "src") if is_own else ""
+    words = (str(ROOT / "benchmarks/images.py"), side, str(images), str(size), str(SECONDS))
+    return finished(python, *words, cwd=ours.folder, path=path)
+
+
+def unknown(count: int) -> list[Any]:
+    """Cells that this machine cannot measure."""
+    return ["" if REHEARSED else None] * count
+
+
+def ratio_cell(own: list[float], theirs: list[float]) -> list[Any]:
+    """Milliseconds of the peer, and how many times as long it takes."""
+    ratios = [peer / mine for peer, mine in zip(theirs, own, strict=True)]
+    spread = f"{min(ratios):.1f} to {max(ratios):.1f}"
+    return [f"{statistics.median(theirs):.3f}", f"{statistics.median(ratios):.1f} ({spread})"]
+
+
+def loading(rounds: int, folder: Path) -> tuple[Table, Table, str]:
+    """The tables of the workload and of other decoders, and the versions of the peers.
+
+    Rounds are in turns.
+    """
+    rows: list[list[Any]] = []
+    others: list[list[Any]] = []
     versions = ""
     has_peer = TORCHVISION.exists()
-    for side in SIDES:
-        images = folder / f"images{side}"
-        write_folder(images, side, COUNTS[side])
-        ours = Ours("vision", folder / f"project{side}")
-        ours.prepare(images, f"--size {side}")
+    for size in SIDES:
+        images = folder / f"images{size}"
+        write_folder(images, size, COUNTS[size])
+        ours = Ours("vision", folder / f"project{size}")
+        ours.prepare(images, f"--size {size}")
         (ours.folder / "config.yaml").write_bytes((ours.project / "config.yaml").read_bytes())
-        own = []
-        theirs = []
+        peers = ["torchvision", "timm"]
+        if size == 224:
+            peers.append("decode_jpeg")  # the small images are PNG
+        sides = ["project", "host", *(peers if has_peer else [])]
+        times: dict[str, list[float]] = {side: [] for side in sides}
         for _ in range(rounds):
+            for side in sides:
+                told = measured(side, images, size, ours)
+                times[side].append(told["ms"])
+                if side == "torchvision":
+                    named = told["versions"].items()
+                    versions = ", ".join(f"{name} {text}" for name, text in named)
+        for side, name in (("project", "all on the CPU"), ("host", "crops and flips on a GPU")):
+            own = times[side]
+            cells = unknown(2)
             if has_peer:
-                told = measured(str(TORCHVISION), "torchvision", images, side, folder)
-                theirs.append(told["ms"])
-                versions = ", ".join(f"{name} {text}" for name, text in told["versions"].items())
-            source = str(ours.project / "src")
-            told = measured(sys.executable, "project", images, side, ours.folder, source)
-            own.append(told["ms"])
-        name = f"{side} px, crops and flips on the CPU"
-        cells: list[Any] = [f"{statistics.median(own):.4f}", None, None]
-        if has_peer:
-            ratios = [peer / mine for peer, mine in zip(theirs, own, strict=True)]
-            spread = f"{min(ratios):.1f} to {max(ratios):.1f}"
-            cells[1:] = [
-                f"{statistics.median(theirs):.3f}",
-                f"{statistics.median(ratios):.1f} ({spread})",
-            ]
-        elif REHEARSED:
-            cells[1:] = ["", ""]
-        rows.append([name, *cells])
+                cells = ratio_cell(own, times["torchvision"])
+            rows.append([f"{size} px, {name}", f"{statistics.median(own):.4f}", *cells])
+        for peer in peers[1:]:
+            cells = ratio_cell(times["project"], times[peer]) if has_peer else unknown(2)
+            others.append([f"{size} px, {peer}", *cells])
     columns = ["images", "`vision`, CPU ms", "ImageFolder + DataLoader, CPU ms", "ratio (rounds)"]
-    return {"columns": columns, "rows": rows}, versions
+    table = {"columns": columns, "rows": rows}
+    columns = ["other loaders", "CPU ms", "÷ `vision`, all on the CPU (rounds)"]
+    return table, {"columns": columns, "rows": others}, versions
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parts = ("accuracy", "loading")
+    parts = ("accuracy", "transfer", "step", "loading")
     parser.add_argument("part", nargs="*", choices=[[], *parts], help="(default: all)")
     parser.add_argument("--fashion", type=Path, metavar="FOLDER", help="Fashion-MNIST's files")
     parser.add_argument("--seeds", type=int, default=5)
@@ -191,17 +288,25 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         fashion = made_up_fashion(folder / "fashion") if arguments.rehearse else arguments.fashion
+        if not fashion and set(chosen) != {"loading"}:
+            parser.error("--fashion is missing: see the description")
         if "accuracy" in chosen:
-            if not fashion:
-                parser.error("--fashion is missing: see the description")
             table = accuracy(fashion, arguments.seeds, folder)
             protocol = f"{how}, {arguments.seeds} seeds"
             publish("vision", "accuracy", protocol, table, arguments=arguments)
+        if "transfer" in chosen:
+            seeds = min(arguments.seeds, 3)
+            table = transfer(fashion, seeds, folder)
+            publish("vision", "transfer", f"{how}, {seeds} seeds", table, arguments=arguments)
+        if "step" in chosen:
+            table = step(fashion, folder)
+            protocol = f"{how}, {STEPS} steps of each side in turns, medians and quartiles"
+            publish("vision", "step", protocol, table, arguments=arguments)
         if "loading" in chosen:
-            table, versions = loading(arguments.rounds, folder)
+            table, others, versions = loading(arguments.rounds, folder)
             protocol = f"{how}, {arguments.rounds} rounds in turns, medians"
-            protocol += f". torchvision with {versions}" if versions else ""
-            publish("vision", "loading", protocol, table, arguments=arguments)
+            protocol += f". Peers with {versions}" if versions else ""
+            publish("vision", "loading", protocol, table, others, arguments=arguments)
 
 
 if __name__ == "__main__":
