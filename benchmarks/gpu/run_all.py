@@ -31,6 +31,7 @@ STAGES = {  # in the order of their value
     "seq2seq, headline": ("benchmarks/gpu/seq2seq.py", "--headline"),
     "timeseries": ("benchmarks/gpu/timeseries.py",),
     "graph": ("benchmarks/gpu/graph.py",),
+    "vision": ("benchmarks/gpu/vision.py",),
     "scripts": ("benchmarks/gpu/scripts.py",),
     "llm": ("benchmarks/gpu/llm.py",),
     "seq2seq": ("benchmarks/gpu/seq2seq.py",),

@@ -23,6 +23,7 @@ PARTS: dict[str, tuple[str, dict[str, Any]]] = {
     "scripts": ("script", {"workload": "llm", **WITH_FP8}),
     "seq2seq": ("seq2seq", {"workload": "seq2seq", "loader": "dataloader", "precision": "fp8"}),
     "timeseries": ("loaders", {"workload": "windows", "loader": "chunk"}),
+    "vision": ("vision", {"workload": "vision", "loader": "memmap"}),
 }
 THEIR_OWN = "nanoGPT's own train.py"
 CARD = {"gpu": "NVIDIA H200", "torch": "2.13.0", "protocol": "made up"}

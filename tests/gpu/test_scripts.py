@@ -26,6 +26,7 @@ SMALL = {  # flags with which a script learns in 60 steps
     ),
     "graph": ("--batch_size", "8", "--learning_rate", "3e-3"),
     "seq2seq": ("--batch_size", "32", "--learning_rate", "3e-3"),
+    "vision": ("--width", "32", "--batch_size", "64"),
 }
 OPTIONS = ("--max_steps", "60", "--log_every", "1", "--warmup_steps", "10")
 EAGER = ("--compile", "off")

@@ -35,7 +35,8 @@ class Samples(interfaces.Samples):
         self.facts = store.facts
         self.sides = sides_of(settings, store.facts)
         self.names = [name for name in store.arrays if name in ("image", "target")]
-        if "bytes" in store.arrays:
+        self.encoded = "bytes" in store.arrays
+        if self.encoded:
             self.offsets = store.arrays["offset"].rows()
             self.host = self.decode
 
@@ -51,7 +52,7 @@ class Samples(interfaces.Samples):
         if self.has_partners():
             rows = np.stack([rows, self.others(indices, epoch, "partner")], 1)
         spans = {name: Spans(rows, 1) for name in self.names}
-        if self.host is not None:
+        if self.encoded:
             starts = self.offsets[rows]
             lengths = np.where(rows < 0, 0, self.offsets[rows + 1] - starts)
             spans["bytes"] = Spans(starts, max(1, int(lengths.max())), lengths)
