@@ -25,9 +25,11 @@ FORMATS = {
     "bf16": torch.finfo(torch.bfloat16).eps,
     "fp8": torch.finfo(torch.float8_e4m3fn).eps,
 }
-# An absolute error has gradients of sign alone, some of which rounding turns. Rounding also makes
-# max pooling choose other pixels; the largest difference seen was 15 times the tolerance.
-LOOSER = {"forecast": 4, "vision": 30}
+# An absolute error has gradients of sign alone, some of which rounding turns.
+LOOSER = {"forecast": 4, "vision": 2}
+# Rounding makes max pooling choose other pixels, and each step adds to the difference. So only
+# the first losses can be compared.
+FEWER = {"vision": 5}
 
 
 @pytest.fixture(scope="session")
@@ -56,10 +58,10 @@ def test_a_precision_computes_as_fp32_but_for_the_rounding_of_its_format(name, p
     cell = reference._replace(precision=precision)
     in_float32 = golden.curve(trials.like, trials, reference)
     losses = golden.curve(trials.like, trials, cell)
-    comparable = len(losses)
+    comparable = FEWER.get(reference.workload, len(losses))
     if precision == "fp16":
         # A step that overflows is skipped by design: the losses after it have other weights.
-        comparable = golden.steps_to_first_overflow(trials.like, cell)
+        comparable = min(comparable, golden.steps_to_first_overflow(trials.like, cell))
     assert comparable > 0
     tolerance = FORMATS[precision] * LOOSER.get(reference.workload, 1)
     expected = pytest.approx(in_float32[:comparable], rel=tolerance)
