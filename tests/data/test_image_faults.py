@@ -108,7 +108,10 @@ def test_frames_and_copies_are_noted(tmp_path):
     root = classes(tmp_path / "in", "cat", "dog", count=12)
     frames = [Image.new("RGB", RGB.size, name) for name in ("red", "blue")]
     tree(root, {"cat/apng.png": file(RGB, save_all=True, append_images=frames)})
+    deep = Image.fromarray(np.full((12, 12), 4095, np.uint16))
+    tree(root, {"dog/deep.png": file(deep)})
     out, _ = done(tmp_path, root, "--size 12")
+    assert "note: images of 16 bits, which become 8: stretch dark ones to 16 bits before: 1" in out
     assert (
         "note: images with several frames, of which only the first one counts: 1, such as cat/apng.png"
         in out
@@ -151,6 +154,14 @@ def test_tables_with_wrong_paths_and_labels(tmp_path):
 
     def wrong(rows, *parts, header="path,label", flags=""):
         refused(tmp_path, table(tmp_path, rows, header), *parts, flags=flags)
+
+    # A column for each class would have trained on the last one alone.
+    columns = [(name, label, "1") for name, label in good]
+    line = "the labels may be in cat or dog.*table.csv: add --label-column"
+    wrong(columns, line, header="path,cat,dog")
+    wrong(columns, "may be in label or class", header="path,label,class")
+    names = [(str(n), "ab"[n % 2]) for n in range(20)]
+    wrong(names, "20 of 20 files are missing.*write file names with endings")
 
     wrong([(path[3:], label) for path, label in good], "20 of 20 files are missing", "--root")
     wrong([*good[:7], ("in/x.png", "a"), *good[8:]], "1 of 20 files", "row 8: .*x.png: fix")

@@ -180,7 +180,8 @@ def test_splits_are_given_or_stratified(tmp_path):
     assert store.splits == {"train": [0, 36], "validation": [36, 40], "test": [40, 50]}
     assert store.facts["counts"] == [18, 18]
     # A class `train` among others is no split.
-    _, store = done(tmp_path, classes(tmp_path / "vehicles", "train", "bus"))
+    out, store = done(tmp_path, classes(tmp_path / "vehicles", "train", "bus"))
+    assert "note: the folders are classes, also that of a split" in out
     assert store.facts["classes"] == ["bus", "train"]
 
 
@@ -213,6 +214,11 @@ def test_tables_name_images_labels_groups_and_splits(tmp_path):
     last = [(row[0], row[1], row[3]) for row in rows]
     _, store = done(tmp_path, table(tmp_path, last, "path,label,split"), root)
     assert store.facts["classes"] == ["0", "1", "2"]
+    # Paths as Windows writes them; the labels by the name of their column.
+    more = [(f".\\images\\{row[0]}", row[1], "9") for row in rows]
+    out, store = done(tmp_path, table(tmp_path, more, "file,Class,width"))
+    assert store.facts["classes"] == ["0", "1", "2"]
+    assert "note: columns that are not used: 1, such as width" in out
 
 
 def test_images_may_have_several_labels(tmp_path):

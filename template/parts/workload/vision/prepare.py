@@ -45,7 +45,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
     text = "column of a table with paths or images (default: the first)"
     add("--image-column", metavar="NAME", help=text)
-    add("--label-column", metavar="NAME", help="column with the labels (default: the last)")
+    add(
+        "--label-column",
+        metavar="NAME",
+        help="column with the labels (default: label, or the second)",
+    )
     text = "sign between several labels of an image (default: %(default)s)"
     add("--separator", default="|", metavar="SIGN", help=text)
     text = "folder that the paths in a table are relative to (default: that of the table)"

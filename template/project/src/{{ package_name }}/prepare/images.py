@@ -39,6 +39,7 @@ BLOCK_BYTES = 16 << 20  # of the images that are in memory at a time
 WHITENED = 5_000  # training images whose patches are measured
 SAMPLE = 1_000  # images that decide about size and color
 FRAMES = "images with several frames, of which only the first one counts"
+DEEP = "images of 16 bits, which become 8: stretch dark ones to 16 bits before"
 DAMAGED = "damaged images left out"
 Facts = dict[str, Any]
 Notes = dict[str, list[str]]
@@ -106,6 +107,8 @@ def read_image(
             raise ValueError(size)
         if getattr(image, "is_animated", False) and image.format != "MPO":
             notes[FRAMES].append(source.names[number])
+        if image.mode[0] == "I":
+            notes[DEEP].append(source.names[number])
         return number, to_pixels(image, facts["shape"], facts["resize"]), item
     except Exception as error:  # Pillow raises any class for a damaged file
         what = damage(error, item, shown(source.names[number]))

@@ -39,12 +39,14 @@ ARRAYS = {
     "image": {"x", "image", "images", "data"},
     "label": {"y", "label", "labels", "target", "targets"},
 }
+LABELS = ARRAYS["label"] | {"class", "category"}  # usual names of their column
 FRACTION = re.compile(r"-?\d+\.\d+")
 FOLDERS = "put each class into a folder, such as cat/1.jpg; give the folder that has all classes"
 KINDS = "give a folder of images, a CSV (UTF-8) or Parquet file, .npz, or a folder of IDX files"
 ARRAYS_REMEDY = "write it again: images as uint8, labels as numbers or texts, no objects"
 OTHERS = "files with other endings than images"
 OUTSIDE = "images in no folder of a class"
+UNUSED = "columns that are not used"
 Columns = dict[str, list[Any]]
 
 
@@ -107,6 +109,8 @@ def from_folder(path: Path, labelled: bool) -> Source:
     found = set(split_of.values())
     # A folder `train` among those of other vehicles is a class.
     depth = 1 if "" not in found or len(found) > 2 else 0
+    if depth == 0 and len(found) > 1:
+        print("note: the folders are classes, also that of a split: give only splits, to use them")
     source = Source([], [], numbered=False)
     outside = []
     for name, place in zip(names, places, strict=True):
@@ -174,8 +178,8 @@ def read_table(path: Path) -> Columns:
 def from_table(path: Path, columns: Columns, flags: dict[str, Any], labelled: bool) -> Source:
     """Return the images that a table names or contains.
 
-    By default, the first column has the images, and the last one the labels. A column `split` has
-    the splits.
+    By default, the first column has the images, and the other one, or the one called `label`, has
+    the labels. A column `split` has the splits.
     """
 
     def chosen(name: str) -> list[Any]:
@@ -188,9 +192,9 @@ def from_table(path: Path, columns: Columns, flags: dict[str, Any], labelled: bo
     image = flags["image_column"] or usual[0]
     source = with_files(path, chosen(image), flags)
     if labelled:
-        label = flags["label_column"] or usual[-1]
-        if label == image:
-            raise UserError("no labels", str(path), "add a column label")
+        others = [name for name in usual if name != image]
+        label = flags["label_column"] or label_column(others, path)
+        source.left_out[UNUSED] = [name for name in others if name != label]
         add_labels(source, chosen(label), path, flags["separator"])
         source.groups = [str(cell) for cell in chosen(group)] if group else []
         for row, cell in enumerate(columns.get("split", []), 1):
@@ -200,6 +204,18 @@ def from_table(path: Path, columns: Columns, flags: dict[str, Any], labelled: bo
                 raise UserError(f"'{cell}' is no split", where, "use train, validation or test")
             source.splits.append(split)
     return source
+
+
+def label_column(names: list[str], path: Path) -> str:
+    """Return the column of the labels. Raises `UserError` if it could be any of several."""
+    called = [name for name in names if name.lower() in LABELS]
+    likely = called or names
+    if not likely:
+        raise UserError("no labels", str(path), "add a column label")
+    if len(likely) > 1:
+        what = f"the labels may be in {' or '.join(likely)[:200]}"
+        raise UserError(what, str(path), "add --label-column; if each is a class, join them")
+    return likely[0]
 
 
 def with_files(path: Path, cells: list[Any], flags: dict[str, Any]) -> Source:
@@ -219,6 +235,8 @@ def with_files(path: Path, cells: list[Any], flags: dict[str, Any]) -> Source:
         if isinstance(cell, str):
             name = cell
             cell = os.path.join(flags["root"] or path.parent, cell)
+            if "\\" in cell and not os.path.isfile(cell):
+                cell = cell.replace("\\", "/")  # as Windows writes paths
             if not os.path.isfile(cell):
                 missing.append(f"{path}, row {row}: {shown(cell)}")
         source.names.append(name)
@@ -228,7 +246,7 @@ def with_files(path: Path, cells: list[Any], flags: dict[str, Any]) -> Source:
     if missing and not flags["skip_damaged"]:
         remedy = "fix the path, or add --skip-damaged"
         if len(missing) == len(source):
-            remedy = "if paths are not relative to the table, add --root FOLDER"
+            remedy = "write file names with endings; add --root FOLDER if that is not the table's"
         what = f"{len(missing):,} of {len(source):,} files are missing"
         raise UserError(what, missing[0], remedy)
     return source
