@@ -1,0 +1,264 @@
+"""The course of an experiment: plan, test, `check`, the second test on fresh seeds, verdict."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import time
+from dataclasses import dataclass
+from statistics import median
+
+from ..engine.errors import UserError, note
+from ..engine.files import digest
+from ..engine.monitoring.report import duration, show
+from .ledger import FOLDER, final_uses
+from .paired import FEWEST, interval, variance_left, verdict
+from .sides import Failed, Result, Side, Trainings
+
+Pair = tuple[Result, Result]
+"""The results of the parent and of the edit with one seed."""
+
+TIMED_STEPS = 30
+TIMINGS = 6  # of each side: all six ratios are on one side of 1 by luck in 3 % of cases
+CHECK_SECONDS = 3600
+DETAILS = ("parameters", "step_ms", "memory_mb")
+
+
+@dataclass
+class Experiment:
+    """An edit, its parent and their trainings.
+
+    facts: what the ledger says of the edit. A training of the edit may take ten times as long as
+    that of its parent, and a minute.
+    """
+
+    arguments: argparse.Namespace
+    parent: Side
+    edit: Side
+    facts: Result
+    scale = 1.0  # of the lengths in the schedule
+
+    def __post_init__(self) -> None:
+        self.trainings = Trainings(FOLDER / "trainings")
+        self.start_time = time.monotonic()
+        self.split = "test" if self.arguments.final else "validation"
+        self.steps = [self.arguments.steps] * 2
+
+    @property
+    def minutes(self) -> float:
+        return (time.monotonic() - self.start_time) / 60
+
+    def run(self) -> Result:
+        """Return the row of the ledger. Raises `UserError` if the parent fails."""
+        try:
+            self.identify()
+            if self.edit.identity == self.parent.identity:
+                return self.row("discard", "the same program and settings", [])
+            self.plan()
+            return self.decide()
+        except Failed as error:
+            if error.name == "parent":
+                remedy = "correct and commit it, or name another commit"
+                raise UserError(str(error), self.facts["parent"], remedy) from error
+            return self.row("discard", str(error), [])
+
+    # --- before the first training
+
+    def identify(self) -> None:
+        """Wait for the sides. Raises `UserError` if they have other data."""
+        self.parent.ready()
+        facts = self.parent.facts
+        # The parent names the metric and its direction, which is also that of an average (ema).
+        self.metric = self.arguments.metric or facts["metric"]
+        name = self.metric.removesuffix("_averaged")
+        self.sign = 1 if name in facts["higher_is_better"] else -1
+        limit = 600 * self.minutes + 60
+        self.edit.ready(limit)
+        if self.edit.judge:
+            self.edit.judge.ready(limit)
+        if self.edit.facts["data"] != facts["data"]:
+            what = "edit and parent have other data, so their losses cannot be compared"
+            raise UserError(what, self.facts["edit"], "use the same prepared data for both")
+
+    def plan(self) -> None:
+        """Find the length of the trainings, and print how long they take.
+
+        Raises `UserError` if a verdict is not possible in time.
+        """
+        seed = self.seed(0)
+        given = self.parent.facts["settings"]["training"]["max_steps"]
+        request = self.request(seed, given, stop_after=TIMED_STEPS)
+        timed = self.trainings.result(self.parent, request)
+        length = timed["steps"]
+        steps = self.arguments.steps or length
+        self.scale = steps / length
+        self.steps = [steps, steps]
+        step = timed["wall_ms"] / 1000
+        other = max(timed["seconds"] - step * min(TIMED_STEPS, length), 0)
+        is_known = self.trainings.path(self.parent, self.request(seed, steps)).exists()
+        pair = (other + step * steps) / 60 * (1 if is_known else 2)
+
+        least = FEWEST * pair
+        seeds = self.arguments.seeds
+        times = f"about {duration(60 * least)} to {duration(60 * seeds * pair)}"
+        say(f"{FEWEST} to {seeds} seeds of {steps:,} steps, {times}; twice if promising")
+        if least > self.arguments.minutes:
+            what = f"{FEWEST} pairs of trainings take about {least:.1f} minutes"
+            remedy = f"use --minutes {math.ceil(least)}"
+            fitting = int((60 * self.arguments.minutes / FEWEST / 2 - other) / step)
+            if fitting > 0:
+                remedy += f", or --steps {fitting}"
+            raise UserError(what, f"--minutes {self.arguments.minutes:g}", remedy)
+        if self.arguments.equal == "time":
+            self.steps[1] = self.equal_time(steps)
+
+    def equal_time(self, steps: int) -> int:
+        """Return the steps of the edit that take as long as `steps` of its parent.
+
+        The sides are timed alternately. If the ratios are not all on one side of 1, it is `steps`.
+        """
+        ratios = []
+        for number in range(TIMINGS + 1):
+            request = self.request(number, steps, stop_after=2 * TIMED_STEPS)
+            before = self.parent.ask("training", **request)["step_ms"]
+            after = self.edit.ask("training", CHECK_SECONDS, **request)["step_ms"]
+            ratios.append(after / before)
+        ratios = ratios[1:]  # the first one fills caches
+        ratio = median(ratios)
+        between = f"{min(ratios):.3f} to {max(ratios):.3f}"
+        say(f"  a step of the edit takes {ratio:.3f}× as long ({between})")
+        if min(ratios) <= 1 <= max(ratios):
+            return steps
+        return max(1, round(steps / ratio))
+
+    # --- trainings
+
+    def seed(self, number: int, *source: str) -> int:
+        """Return a seed that follows from `source`, by default the parent.
+
+        So another parent has other seeds: a chain of edits does not learn its seeds.
+        """
+        return int(digest([source or self.parent.identity, number])[:8], 16)
+
+    def request(self, seed: int, steps: int, **more: int) -> Result:
+        """Return the request of a training."""
+        fixed = {"reproducibility.seed": seed, "training.max_steps": steps}
+        return {"fixed": fixed, "scale": self.scale, "split": self.split, **more}
+
+    def pair(self, seed: int) -> Pair:
+        """Train both sides with a seed. Raises `UserError` if they have other samples."""
+        requests = [self.request(seed, steps) for steps in self.steps]
+        before = self.trainings.result(self.parent, requests[0])
+        after = self.trainings.result(self.edit, requests[1], 10 * before["seconds"] + 60)
+        if before["samples"] != after["samples"]:
+            what = f"{after['samples']:,} samples in the edit, {before['samples']:,} in its parent"
+            remedy = "keep what a sample is: these losses cannot be compared"
+            raise UserError(what, self.facts["edit"], remedy)
+        return before, after
+
+    def gain(self, pair: Pair) -> float:
+        """Return by how many percent the edit is better. Raises `Failed` if it is not finite."""
+        before = self.parent.metric(pair[0], self.metric)
+        after = self.edit.metric(pair[1], self.metric)
+        return 100 * self.sign * (after - before) / (abs(before) or 1)
+
+    def test(self, *source: str) -> tuple[str, str, list[Pair]]:
+        """Train pairs until there is a verdict or no time; return it, its reason and the pairs.
+
+        source: of the seeds, see `seed`.
+        """
+        arguments = self.arguments
+        start = self.minutes
+        pairs: list[Pair] = []
+        decided = ""
+        while not decided:
+            pair = self.pair(self.seed(len(pairs), *source))
+            pairs.append(pair)
+            gains = [self.gain(pair) for pair in pairs]
+            values = [f"{result['metrics'][self.metric]:.6g}" for result in pair]
+            say(f"  seed {len(pairs)}: {' -> '.join(values)} ({gains[-1]:+.3g} %)")
+            if have_equal_bits(pairs):
+                return "discard", "equal bits with 2 seeds", pairs
+            decided = verdict(gains, arguments.worth, arguments.seeds)
+            minutes_of_pair = (self.minutes - start) / len(pairs)
+            if not decided and self.minutes + minutes_of_pair > arguments.minutes:
+                why = f"{arguments.minutes:g} minutes are over; with more, it continues"
+                return "undecided", why, pairs
+        return decided, "", pairs
+
+    # --- the verdict
+
+    def decide(self) -> Result:
+        """Test the edit, then check it, then test it again with fresh seeds."""
+        identities = (self.parent.identity, self.edit.identity)
+        if self.arguments.final:
+            used = final_uses()
+            if used:
+                note(f"the test split was used {used} times before: its results are too good")
+            return self.row(*self.test(*identities, "final"))
+        decided, why, pairs = self.test()
+        if decided != "keep":
+            return self.row(decided, why, pairs)
+        say("promising; now `check`")
+        judge = self.edit.judge or self.edit
+        failed = judge.ask("check", CHECK_SECONDS)["failed"]
+        if failed:
+            return self.row("discard", f"promising, but a check fails: {failed[0]}", pairs)
+        if not self.arguments.confirm:
+            return self.row("keep", "unconfirmed", pairs)
+        say("passed; now fresh seeds")
+        decided, why, pairs = self.test(*identities)
+        if decided != "keep":
+            why = why or "promising, but not with fresh seeds"
+        return self.row(decided, why, pairs)
+
+    def row(self, decided: str, why: str, pairs: list[Pair]) -> Result:
+        """Return the row of the ledger."""
+        gains = [self.gain(pair) for pair in pairs]
+        row = {"metric": self.metric, "split": self.split, "steps": self.steps}
+        row |= {name: getattr(self.arguments, name) for name in ("worth", "confirm")}
+        return {
+            **self.facts,
+            **row,
+            "key": digest([self.parent.identity, self.edit.identity, row])[:16],
+            "verdict": decided,
+            "why": why,
+            "seeds": len(pairs),
+            "effect": median(gains) if gains else None,
+            "interval": interval(gains),
+            "trainings": self.trainings.count,
+            "minutes": self.minutes,
+            "time": time.time(),
+            "details": details(pairs, self.metric),
+        }
+
+
+def say(text: str) -> None:
+    """Print what happens; the verdict alone is on stdout."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def have_equal_bits(pairs: list[Pair]) -> bool:
+    """Whether all metrics of two pairs are equal; as a text, nan is equal to nan."""
+    return len(pairs) == 2 and all(str(a["metrics"]) == str(b["metrics"]) for a, b in pairs)
+
+
+def details(pairs: list[Pair], metric: str) -> list[str]:
+    """Return lines about what the sides share, and about parameters, time and memory."""
+    if not pairs:
+        return []
+    before, after = pairs[0]
+    shared = "same initial weights and random numbers"
+    if before["random"] != after["random"]:
+        shared = "same initial weights, but other random numbers"
+    if before["initial"] != after["initial"]:
+        shared = "other initial weights, so pairs help little"
+    if len(pairs) > 2:
+        values = [[pair[side]["metrics"][metric] for pair in pairs] for side in (0, 1)]
+        shared += f": {variance_left(*values):.2g} of the variance of unpaired trainings"
+    lines = [shared]
+    for name in DETAILS:
+        numbers = [show(median(pair[side][name] for pair in pairs), 3) for side in (0, 1)]
+        lines.append(f"{name} {' -> '.join(numbers)}")
+    return lines
