@@ -73,10 +73,7 @@ class Experiment:
         self.metric = self.arguments.metric or facts["metric"]
         name = self.metric.removesuffix("_averaged")
         self.sign = 1 if name in facts["higher_is_better"] else -1
-        limit = 600 * self.minutes + 60
-        self.edit.ready(limit)
-        if self.edit.judge:
-            self.edit.judge.ready(limit)
+        self.edit.ready(600 * self.minutes + 60)
         if self.edit.facts["data"] != facts["data"]:
             what = "edit and parent have other data, so their losses cannot be compared"
             raise UserError(what, self.facts["edit"], "use the same prepared data for both")
@@ -86,12 +83,13 @@ class Experiment:
 
         Raises `UserError` if a verdict is not possible in time.
         """
+        arguments = self.arguments
         seed = self.seed(0)
         given = self.parent.facts["settings"]["training"]["max_steps"]
         request = self.request(seed, given, stop_after=TIMED_STEPS)
         timed = self.trainings.result(self.parent, request)
         length = timed["steps"]
-        steps = self.arguments.steps or length
+        steps = arguments.steps or length
         self.scale = steps / length
         self.steps = [steps, steps]
         step = timed["wall_ms"] / 1000
@@ -100,17 +98,17 @@ class Experiment:
         pair = (other + step * steps) / 60 * (1 if is_known else 2)
 
         least = FEWEST * pair
-        seeds = self.arguments.seeds
+        seeds = arguments.seeds
         times = f"about {duration(60 * least)} to {duration(60 * seeds * pair)}"
         say(f"{FEWEST} to {seeds} seeds of {steps:,} steps, {times}; twice if promising")
-        if least > self.arguments.minutes:
+        if least > arguments.minutes:
             what = f"{FEWEST} pairs of trainings take about {least:.1f} minutes"
             remedy = f"use --minutes {math.ceil(least)}"
-            fitting = int((60 * self.arguments.minutes / FEWEST / 2 - other) / step)
+            fitting = int((60 * arguments.minutes / FEWEST / 2 - other) / step)
             if fitting > 0:
                 remedy += f", or --steps {fitting}"
-            raise UserError(what, f"--minutes {self.arguments.minutes:g}", remedy)
-        if self.arguments.equal == "time":
+            raise UserError(what, f"--minutes {arguments.minutes:g}", remedy)
+        if arguments.equal == "time":
             self.steps[1] = self.equal_time(steps)
 
     def equal_time(self, steps: int) -> int:
@@ -126,8 +124,8 @@ class Experiment:
             ratios.append(after / before)
         ratios = ratios[1:]  # the first one fills caches
         ratio = median(ratios)
-        between = f"{min(ratios):.3f} to {max(ratios):.3f}"
-        say(f"  a step of the edit takes {ratio:.3f}× as long ({between})")
+        text = f"  a step of the edit takes {ratio:.3f}× as long"
+        say(f"{text} ({min(ratios):.3f} to {max(ratios):.3f})")
         if min(ratios) <= 1 <= max(ratios):
             return steps
         return max(1, round(steps / ratio))
@@ -161,7 +159,7 @@ class Experiment:
         """Return by how many percent the edit is better. Raises `Failed` if it is not finite."""
         before = self.parent.metric(pair[0], self.metric)
         after = self.edit.metric(pair[1], self.metric)
-        return 100 * self.sign * (after - before) / (abs(before) or 1)
+        return 100 * self.sign * (after - before) / (abs(before) or 1) + 0.0  # not -0.0
 
     def test(self, *source: str) -> tuple[str, str, list[Pair]]:
         """Train pairs until there is a verdict or no time; return it, its reason and the pairs.
@@ -181,11 +179,12 @@ class Experiment:
             if have_equal_bits(pairs):
                 return "discard", "equal bits with 2 seeds", pairs
             decided = verdict(gains, arguments.worth, arguments.seeds)
+            why = f"no gain of {arguments.worth:g} %" if decided == "discard" else ""
             minutes_of_pair = (self.minutes - start) / len(pairs)
             if not decided and self.minutes + minutes_of_pair > arguments.minutes:
                 why = f"{arguments.minutes:g} minutes are over; with more, it continues"
                 return "undecided", why, pairs
-        return decided, "", pairs
+        return decided, why, pairs
 
     # --- the verdict
 
@@ -210,7 +209,7 @@ class Experiment:
         say("passed; now fresh seeds")
         decided, why, pairs = self.test(*identities)
         if decided != "keep":
-            why = why or "promising, but not with fresh seeds"
+            why = f"promising, but not with fresh seeds: {why or 'no verdict'}"
         return self.row(decided, why, pairs)
 
     def row(self, decided: str, why: str, pairs: list[Pair]) -> Result:
@@ -228,7 +227,7 @@ class Experiment:
             "effect": median(gains) if gains else None,
             "interval": interval(gains),
             "trainings": self.trainings.count,
-            "minutes": self.minutes,
+            "minutes": round(self.minutes, 1),
             "time": time.time(),
             "details": details(pairs, self.metric),
         }
@@ -258,6 +257,8 @@ def details(pairs: list[Pair], metric: str) -> list[str]:
         values = [[pair[side]["metrics"][metric] for pair in pairs] for side in (0, 1)]
         shared += f": {variance_left(*values):.2g} of the variance of unpaired trainings"
     lines = [shared]
+    if before["initial"] == after["initial"] and before["first_loss"] != after["first_loss"]:
+        lines.append("another loss at step 1: if the loss function changed, name another --metric")
     for name in DETAILS:
         numbers = [show(median(pair[side][name] for pair in pairs), 3) for side in (0, 1)]
         lines.append(f"{name} {' -> '.join(numbers)}")

@@ -64,7 +64,7 @@ def sentence(row: Row) -> str:
     if row["seeds"]:
         steps = " and ".join(map(str, dict.fromkeys(row["steps"])))
         parts.append(f"{row['seeds']} seeds of {steps} steps")
-    parts.append(f"{row['trainings']} trainings, {row['minutes']:.1f} minutes")
+    parts.append(f"{row['trainings']} trainings, {row['minutes']} minutes")
     start = "final, on the test split: " if row["split"] == "test" else ""
     return f"{row['verdict']}: {start}{'; '.join(filter(None, parts))}"
 

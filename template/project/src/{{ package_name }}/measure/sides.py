@@ -68,6 +68,8 @@ class Side:
     def ready(self, limit: float | None = None) -> None:
         """Wait until the source is imported, and identify it. Raises `Failed`."""
         self.ask("start", limit)
+        if self.judge:
+            self.judge.ready(limit)
         self.facts = self.ask("describe", limit)
         important = [self.facts[name] for name in ("settings", "data", "machine")]
         self.identity = digest([self.program, *important])

@@ -31,14 +31,14 @@ def git(*words: str, **environment: str) -> str:
         remedy = "install it, and commit the project"
         raise UserError("git is not installed", where, remedy) from None
     if done.returncode:
-        said = done.stderr.strip().partition("\n")[0].removeprefix("fatal: ")
+        said = done.stderr.strip().partition("\n")[0].removeprefix("fatal: ").rstrip(".")
         raise UserError(said or "git failed", where, "commit the project, or name another commit")
     return done.stdout.strip()
 
 
 def tree_of(commit: str) -> str:
     """Return the name of the tree of a commit."""
-    return git("rev-parse", "--verify", f"{commit}^{{tree}}")
+    return git("rev-parse", f"{commit}^{{tree}}")
 
 
 def tree_here() -> str:
@@ -80,8 +80,7 @@ def changed_yardstick(files: list[str], is_allowed: bool) -> list[str]:
         what = "the edit changes what measures it"
         where = ", ".join(yardstick[:3])
         if not is_allowed:
-            remedy = "commit that first, or allow it with --yardstick-changed"
-            raise UserError(what, where, remedy)
+            raise UserError(what, where, "commit that first, or add --yardstick-changed")
         lost = "its time and memory, and later runs, cannot be compared with those before it"
         note(f"{what} ({where}): the parent's files evaluate it; {lost}")
     return yardstick
@@ -110,7 +109,6 @@ def with_yardstick(source: Path, yardstick: Path, folder: Path) -> Path:
     shutil.copytree(source, folder)
     for path in files_of(yardstick):
         if re.match(YARDSTICK, path):
-            (folder / path).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(yardstick / path, folder / path)
     return folder
 
