@@ -204,7 +204,7 @@ class Experiment:
         failed = judge.ask("check", CHECK_SECONDS)["failed"]
         if failed:
             return self.row("discard", f"promising, but a check fails: {failed[0]}", pairs)
-        if not self.arguments.confirm:
+        if self.arguments.no_confirm:
             return self.row("keep", "unconfirmed", pairs)
         say("passed; now fresh seeds")
         decided, why, pairs = self.test(*identities)
@@ -216,7 +216,7 @@ class Experiment:
         """Return the row of the ledger."""
         gains = [self.gain(pair) for pair in pairs]
         row = {"metric": self.metric, "split": self.split, "steps": self.steps}
-        row |= {name: getattr(self.arguments, name) for name in ("worth", "confirm")}
+        row |= {name: getattr(self.arguments, name) for name in ("worth", "no_confirm")}
         return {
             **self.facts,
             **row,

@@ -54,7 +54,7 @@ def report_lines(folder: Path) -> list[str]:
 def summary(rows: list[Row]) -> str:
     """Return how many edits were kept, and how many that would be if none helped."""
     kept = sum(row["verdict"] == "keep" for row in rows)
-    false = sum(ENOUGH ** (-2 if row["confirm"] else -1) for row in rows)
+    false = sum(ENOUGH ** (-1 if row["no_confirm"] else -2) for row in rows)
     return f"{kept} of {len(rows)} edits kept; if none helped, {false:.2g} at most are expected"
 
 

@@ -3,8 +3,8 @@
 The test bets on wins. A win is a seed with which the edit is better. If the edit were no better at
 the median seed, each seed would be a win with a chance of at most 1/2, whatever the distribution of
 losses. Then a stake of 1 grows to 20 with a chance of at most 5 %, however often you look (Ville
-1939); with up to 20 seeds it is 3.39 %. No test of a mean is valid for losses without a bound
-(Bahadur & Savage 1956).
+1939). With up to 20 seeds, this chance is 3.39 %. No test of a mean is valid for losses without a
+bound (Bahadur & Savage 1956).
 
 Assumption: the seeds are independent. The samples of one validation split are not: all of them see
 the same two sets of weights.
