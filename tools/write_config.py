@@ -26,6 +26,7 @@ PARTS = {
     "ema": "'ema' in extras",
     "estimate": "'estimate' in extras",
     "muon": "'muon' in extras",
+    "replay": "'replay' in extras",
     "wandb": "tracker in ['wandb', 'mlflow']",
     "fp8": "precision == 'fp8'",
 }

@@ -1,9 +1,13 @@
 """`replay` of the extra `replay`: equal bits, the first step of a fault, and what a step computes."""
 
+import io
+import itertools
 import json
+import pdb
 import re
 import shutil
 import subprocess
+import sys
 
 import pytest
 import torch
@@ -15,17 +19,17 @@ EXTRAS = ["finetune", "replay"]
 LENGTH = (
     *("--training.max_steps", "40", "--monitor.every_steps", "15", "--schedule.warmup_steps", "4"),
     *("--checkpoint.every_steps", "9", "--evaluation.every_steps", "20"),
-    *("--training.gradient_accumulation_steps", "2"),
+    *("--training.gradient_accumulation_steps", "2", "--checkpoint.keep_every", "20"),
 )
 
 
-def command(folder, *words, workload="tabular", **answers):
-    project = render(workload=workload, extras=EXTRAS, **answers)
-    return run(project, *words, cwd=folder)
+def command(folder, *words, workload="tabular", extras=EXTRAS, before=None, **answers):
+    project = render(workload=workload, extras=extras, **answers)
+    return run(project, *words, cwd=folder, before=before)
 
 
-def train(folder, *words, workload="tabular", **answers):
-    done = command(folder, "train", *TINY[workload], *LENGTH, *words, workload=workload, **answers)
+def train(folder, *words, workload="tabular", **options):
+    done = command(folder, "train", *TINY[workload], *LENGTH, *words, workload=workload, **options)
     assert done.code == 0, done.err
     return newest_run(folder)
 
@@ -51,7 +55,7 @@ def place(trained, tmp_path):
         ("llm", "pytorch"),
         ("tabular", "lightning"),
         ("tabular", "accelerate"),
-        *((workload, "pytorch") for workload in sorted(TINY) if workload not in ("llm", "chat")),
+        *((workload, "pytorch") for workload in sorted(TINY) if workload != "llm"),
     ],
 )
 @pytest.mark.first(3)
@@ -79,6 +83,108 @@ def test_a_stopped_and_resumed_run_has_equal_bits(workload, framework, tmp_path)
     gradients = [tensor for tensor in state["gradients"].values() if tensor is not None]
     assert len(gradients) > 2
     assert all(gradient.any() for gradient in gradients)
+
+    # The checkpoint of a milestone is still there.
+    done = command(tmp_path, "replay", "--steps=-19:22", **answers)
+    assert "2 steps from the checkpoint of step 20" in done.out, done.err
+    assert done.out.endswith("equal bits: steps 21 to 22\n")
+
+
+def overflowing():
+    """Gradients of this process's seventh step are infinite."""
+    real = torch.amp.GradScaler.unscale_
+    calls = itertools.count(1)
+
+    def unscale(self, optimizer):
+        if next(calls) == 7:
+            optimizer.param_groups[0]["params"][0].grad.fill_(float("inf"))
+        real(self, optimizer)
+
+    torch.amp.GradScaler.unscale_ = unscale
+
+
+PHASES = "[{training.max_steps: 9}, {training.max_steps: 12, optimizer.learning_rate: 1.0e-4}]"
+LORA = ["replay", "lora", "finetune"]
+# What a run is like: answers, flags of `train`, flags of `replay`, a fault.
+MEMBERS = {
+    "a step that fp16 skipped": ({"precision": "fp16"}, (), (), overflowing),
+    "phases": ({}, ("--finetune.phases", PHASES), ()),
+    "compiled": ({}, ("--compile.enabled", "true"), ()),
+    "2 workers, then none": ({}, ("--data.num_workers", "2"), ("--data.num_workers", "0")),
+    "no worker, then 2": ({}, ("--data.num_workers", "0"), ("--data.num_workers", "2")),
+    "lora, fresh": ({"workload": "chat", "extras": LORA}, ("--lora.rank", "4"), ()),
+    "fp8": ({"workload": "llm", "precision": "fp8"}, ("--training.fp8_emulation", "true"), ()),
+    "a carried state": (
+        {"workload": "timeseries", "extras": ["replay", "lanes"]},
+        ("--data.order", "lanes"),
+        (),
+    ),
+    "one process of ddp": ({"distributed": "ddp"}, (), ()),
+    "one process of fsdp": ({"workload": "llm", "distributed": "fsdp"}, (), ()),
+}
+
+
+@pytest.mark.parametrize("member", MEMBERS)
+@pytest.mark.first(2)
+def test_any_run_is_trained_again_with_equal_gradients(member, tmp_path):
+    answers, words, others, *before = MEMBERS[member]
+    options = {**answers, "before": before[0] if before else None}
+    train(tmp_path, "--exact", *words, **options)
+    done = command(tmp_path, "replay", "--exact", *others, **options)
+    assert re.search(r"\nequal bits: steps 1 to \d\d\n$", done.out), done.err
+
+
+@pytest.mark.full
+def test_lora_on_weights_of_a_run_has_equal_bits(tmp_path):
+    options = {"workload": "llm", "extras": LORA}
+    train(tmp_path, "--name", "base", **options)
+    words = ("--finetune.init_from", "base", "--lora.rank", "4", "--name", "b")
+    train(tmp_path, *words, **options)
+    done = command(tmp_path, "replay", "b", "--steps", ":9", **options)
+    assert done.out.endswith("\nequal bits: steps 1 to 9\n"), done.err
+
+
+def typed(*lines):
+    """A person in the debugger. pytest has replaced what `breakpoint` calls."""
+
+    def before():
+        sys.stdin = io.StringIO("\n".join(lines))
+        sys.breakpointhook = lambda: pdb.Pdb().set_trace(sys._getframe(1))
+
+    return before
+
+
+@pytest.mark.parametrize("framework", ["pytorch", "lightning", "accelerate"])
+@pytest.mark.first(1)
+def test_the_debugger_stops_before_the_forward_of_a_step(framework, tmp_path):
+    options = {"framework": framework}
+    train(tmp_path, "--name", "a", **options)
+    step = ("replay", "a", "--step", "22", "--pdb")
+    before = typed("p run.step", "s", "n", 'p batch["present"].shape', "c", "c", "")
+    done = command(tmp_path, *step, before=before, **options)
+    assert done.code == 0, done.err
+    said = done.out.splitlines()
+    assert said.count("-> return forward(*inputs)") == 2  # for each micro-batch
+    assert said[3] == "(Pdb) 21"
+    assert "-> def forward(self, batch: Batch) -> Output:" in said
+    assert "(Pdb) torch.Size([128])" in said
+    assert done.out.endswith("(Pdb) equal bits: steps 21 to 22\n")
+
+    done = command(tmp_path, *step, before=typed("q"), **options)
+    assert (done.code, "Traceback" in done.err) == (130, False)
+
+
+def test_the_debugger_opens_no_step_of_another_run(place):
+    """A step before it has other bits."""
+    path = place / "runs/a/metrics.jsonl"
+    path.write_text(re.sub(r'"bits": "\w{8}', '"bits": "00000000', path.read_text()))
+    done = command(place, "replay", "a", "--step", "5", "--pdb", before=typed("c", "c"))
+    assert (done.code, "(Pdb)" in done.out) == (1, False)
+    assert done.out.startswith("runs/a: 5 steps from the start, about 0:00:00\ndifferent bits from")
+    assert done.out.endswith("\nstep 5 is not that of the run: add --anyway to save or debug it\n")
+    anyway = (*("replay", "a", "--step", "5", "--pdb"), "--anyway")
+    done = command(place, *anyway, before=typed("c", "c"))
+    assert done.out.count("(Pdb)") == 2
 
 
 def test_a_run_from_other_weights_has_equal_bits(place):
@@ -132,6 +238,21 @@ def test_a_fault_is_found_at_its_first_step(old, new, step, what, under_git):
         assert rest == []
 
 
+def test_a_hash_of_gradients_shows_what_losses_and_norms_do_not(under_git):
+    """The norm is taken before clipping, and AdamW makes the same first steps of larger ones."""
+    words = ("--training.gradient_clip", "0.5", "--exact", "--name", "b")
+    words = (*TINY["tabular"], *LENGTH, *words)
+    check_run(under_git, "train", *words, cwd=under_git)
+    clip = "torch.maximum(divisor, norm / clip) if clip else divisor"
+    replace(under_git / "src" / PACKAGE / "engine/compute/precision.py", clip, "divisor")
+    done = run(under_git, "replay", "b", "--steps", ":9", cwd=under_git)
+    assert done.code == 1, done.err
+    what = r"different bits from step 1 on: hash of the gradients \S+ in the run, \S+ now"
+    assert re.fullmatch(what, done.out.splitlines()[1])
+    done = run(under_git, "replay", "b", "--monitor.exact", "no", "--steps", ":9", cwd=under_git)
+    assert "step 1 on" not in done.out
+
+
 def test_a_step_that_is_not_that_of_the_run_is_saved_only_on_demand(place):
     """Here the record differs, and the data have another seal."""
     folder = place / "runs/a"
@@ -147,7 +268,7 @@ def test_a_step_that_is_not_that_of_the_run_is_saved_only_on_demand(place):
     lines = done.out.splitlines()
     assert lines[1].startswith("different bits from step 15 on: gradient norm ")
     assert lines[3].startswith("data: other in the run, ")
-    assert lines[4] == "step 20 is not that of the run: not saved; --anyway saves it"
+    assert lines[4] == "step 20 is not that of the run: add --anyway to save or debug it"
     done = command(place, "replay", "a", "--step", "20", "--anyway")
     assert done.code == 1
     assert done.out.endswith("\nsaved step 20, not as in the run: runs/a/step-20.pt\n")
@@ -175,10 +296,13 @@ def test_a_run_without_exact_numbers(place):
         ("--step 0", ("the run has no such steps",)),
         ("--step 3 --steps 2:", ("not allowed with",)),
         ("--against nowhere", ("git cannot read this commit",)),
+        ("--exact", ("the run has no hashes of its gradients", "train --exact")),
+        ("--pdb", ("there is no step to save or to debug", "add --step N")),
+        ("--save it.pt", ("there is no step to save or to debug", "add --step N")),
         ("b", ("no run 'b'",)),
     ],
 )
-@pytest.mark.first(4)
+@pytest.mark.first(3)
 def test_what_cannot_be_replayed_is_one_line(words, parts, trained):
     one_error(command(trained, "replay", *words.split()), *parts)
 

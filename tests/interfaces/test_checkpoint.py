@@ -128,6 +128,14 @@ def test_the_newest_stay(keep, wanted, tmp_path):
     assert len(list(tmp_path.iterdir())) == len(wanted)
 
 
+def test_milestones_stay_too(tmp_path):
+    for step in (3, 4, 5, 6, 7, 8, 9, 10):
+        checkpoint = make(tmp_path, step)
+        checkpoint.keep_every = 4
+        checkpoint.save(step)
+    assert saved(tmp_path) == [10, 9, 8, 4]
+
+
 def test_what_a_kill_left_is_in_no_way_and_a_link_is_not_followed(tmp_path):
     """A folder of shards, links to a file, to a folder and to nothing."""
     outside = tmp_path / "outside"

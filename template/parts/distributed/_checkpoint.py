@@ -49,8 +49,9 @@ class Checkpoint:
 
     parts: by name, anything with `state_dict` and `load_state_dict`.
 
-    keep: how many of the newest stay, in addition to the best one. must_match: plain values which
-    must be the same on resume, such as the data and the schedule.
+    keep: how many of the newest stay, in addition to the best one. Those whose step is a multiple
+    of `keep_every` stay, too. must_match: plain values which must be the same on resume, such as
+    the data and the schedule.
 
     Up to the step `stable_until`, the schedule is as `stable` says, whatever the length of the run.
     That checkpoint is marked and stays, because a run that becomes longer resumes from it.
@@ -58,6 +59,7 @@ class Checkpoint:
 
     # a folder if it has shards
     NAME = re.compile(r"step-\d{8}(-best)?(-stable)?-[0-9a-f]{16}(\.pt)?")
+    keep_every = 0
     stable = ""
     stable_until = 0
 
@@ -120,12 +122,17 @@ class Checkpoint:
         step = name[: len(step_name(0))]
         newest_first = [newest, *(path for path in paths if not path.name.startswith(step))]
         kept = newest_first[: self.keep]
+        kept += [path for path in newest_first if self.is_milestone(step_of(path))]
         for mark in ("-best-", "-stable-"):
             kept += [path for path in newest_first if mark in path.name][:1]
         # The new one is on the disk by now, so a crash leaves too many checkpoints, never too few.
         for path in paths:
             if path not in kept:
                 self.remove(path)
+
+    def is_milestone(self, step: int) -> bool:
+        """Whether the checkpoint of this step stays for good."""
+        return self.keep_every > 0 and step % self.keep_every == 0
 
     # --- loading
 
@@ -279,6 +286,10 @@ class Checkpoint:
 
 def step_name(step: int) -> str:
     return f"step-{step:08d}"
+
+
+def step_of(path: Path) -> int:
+    return int(path.name.split("-")[1])
 
 
 def copied(tensor: Tensor) -> Tensor:

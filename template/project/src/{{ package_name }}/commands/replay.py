@@ -1,4 +1,4 @@
-"""Train steps of a run again: compare their exact losses and norms, or save what a step computes.
+"""Train steps of a run again: compare their exact numbers, save a step, or debug it.
 
 A run is a function of its code, data, settings and seed. So every step follows from the checkpoint
 before it, or from the start.
@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import UserError, note
-from ..engine.files import read_json, read_rows, replacing
+from ..engine.files import read_json, replacing
 from ..engine.monitoring.report import Record, duration, numbers
 from ..engine.plugins import PACKAGE
 from ..engine.runs import CONFIG, add_run, find_run, typed_path
@@ -33,44 +33,52 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this command."""
     add_run(parser)
     steps = parser.add_mutually_exclusive_group().add_argument
-    steps("--steps", metavar="A:B", help="compare steps A to B (default: all that are recorded)")
+    compare = "compare steps A to B, or with --steps=-A: the last A (default: all recorded ones)"
+    steps("--steps", metavar="A:B", help=compare)
     steps("--step", type=int, metavar="N", help="save batch, weights and gradients of step N")
-    add = parser.add_argument
+    use = parser.add_mutually_exclusive_group().add_argument
     save = "the file that --step writes (default: step-N.pt in the run's folder)"
-    add("--save", type=typed_path, metavar="FILE", help=save)
-    add("--anyway", action="store_true", help="with --step: save it even if bits differ")
+    use("--save", type=typed_path, metavar="FILE", help=save)
+    use("--pdb", action="store_true", help="with --step: stop in the debugger, in its forward")
+    add = parser.add_argument
+    add("--anyway", action="store_true", help="with --step: even if bits before it differ")
+    exact = "require that hashes of all gradients are compared, which `train --exact` has recorded"
+    add("--exact", action="store_true", help=exact)
     against = "if a step differs, name what differs first from the code of this commit"
     add("--against", metavar="COMMIT", help=against)
 
 
 def main(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
     """Return 0 if all bits are equal, 1 if not, or 128 + the signal that stopped it."""
-    from ..measure.exact import exact_steps, first_difference
-    from ..measure.rerun import capture, rerun, train_again
+    from ..measure.exact import Comparison
+    from ..measure.rerun import capture, debug, rerun, train_again
 
     folder = find_run(arguments.run)
     settings = load(folder / CONFIG)
     record = Record(folder)
-    rows = record.training
+    check_flags(arguments, settings)
     first, last = asked_steps(arguments, record)
     with TemporaryDirectory() as source:
         if arguments.against:
             extract(arguments.against, Path(source))
         with rerun(folder, settings, first, last) as run:
-            start = run.step
-            steps = exact_steps(rows, run).items()
-            recorded = {step: values for step, values in steps if start < step <= last}
+            comparison = Comparison(record.training, run, last)
+            recorded = comparison.recorded
             check_steps(arguments, run, (first, last), bool(recorded))
-            announce(record, start, last)
+            announce(record, run.step, last)
             state = capture(run, arguments.step or 0)
+
+            def is_wanted() -> bool:
+                """Whether the debugger shall stop; the last step has no numbers by then."""
+                return arguments.anyway or comparison.first_difference()[0] in (0, last)
+
+            if arguments.pdb:
+                debug(run, last, is_wanted)
             train_again(run)
             if run.stop:
                 return run.exit_code
-            # The first record also has the steps since the last one before the checkpoint.
-            before = max((row["step"] for row in rows if row["step"] <= start), default=0)
-            now = exact_steps(read_rows(run.folder / "metrics.jsonl"), run, before)
+            step, text = comparison.first_difference()
 
-        step, text = first_difference(recorded, now)
         if step:
             print(f"different bits from step {step} on: {text}")
             explain(record, run, step)
@@ -86,6 +94,16 @@ def main(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
 # --- before
 
 
+def check_flags(arguments: argparse.Namespace, settings: Settings) -> None:
+    """Raise `UserError` for flags that miss something."""
+    if arguments.exact and not settings.monitor.exact:
+        remedy = "start a run with `train --exact`"
+        raise UserError("the run has no hashes of its gradients", "--exact", remedy)
+    if arguments.step is None and (arguments.save or arguments.pdb or arguments.anyway):
+        where = "--save, --pdb or --anyway"
+        raise UserError("there is no step to save or to debug", where, "add --step N")
+
+
 def asked_steps(arguments: argparse.Namespace, record: Record) -> tuple[int, int]:
     """Return the first and the last step that are asked for. Raises `UserError`."""
     processes = record.environment.get("processes", 1)
@@ -96,7 +114,10 @@ def asked_steps(arguments: argparse.Namespace, record: Record) -> tuple[int, int
         return arguments.step, arguments.step
     begin, _, end = (arguments.steps or ":").partition(":")
     try:
-        return int(begin or 1), int(end or record.step)
+        first = int(begin or 1)
+        if first < 0:
+            first = max(1, record.step + 1 + first)
+        return first, int(end or record.step)
     except ValueError:
         where = f"--steps {arguments.steps}"
         raise UserError("this is no range of steps", where, "write A:B, A: or :B") from None
@@ -135,7 +156,8 @@ def save(
     import torch
 
     if not is_equal and not arguments.anyway:
-        print(f"step {arguments.step} is not that of the run: not saved; --anyway saves it")
+        print(f"step {arguments.step} is not that of the run: add --anyway to save or debug it")
+    if arguments.pdb or not (is_equal or arguments.anyway):
         return
     path = Path(arguments.save or folder / f"step-{arguments.step}.pt")
     with replacing(path) as file:
