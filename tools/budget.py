@@ -95,7 +95,7 @@ FORECAST = Budget(83, 7, 51_600, 10.5, 350, 0, 0)
 VISION = Budget(72, 8, 45_500, 10.2, 350, 0, 0)
 CHAT = Budget(79, 11, 48_600, 10.1, 350, 0, 0)  # with its default extras, export and lora
 # Everything switched on.
-LARGEST = Budget(135, 16, 102_500, 10.6, 360, 0, 0)
+LARGEST = Budget(136, 16, 103_300, 10.6, 360, 0, 0)
 SCRIPTS = {
     "timeseries": Budget(8, 7, 7_900, 10.9, 400, 0, 0),
     "forecast": Budget(8, 7, 9_000, 11.1, 400, 0, 0),

@@ -1,9 +1,12 @@
 """`replay` of the extra `replay`: equal bits, the first step of a fault, and what a step computes."""
 
+import hashlib
+import importlib
 import io
 import itertools
 import json
 import pdb
+import random
 import re
 import shutil
 import subprocess
@@ -14,6 +17,7 @@ import torch
 from rendering import REPOSITORY, render, replace
 from running import PACKAGE, check_run, documented, newest_run, one_error, run
 from sizes import TINY
+from torch.utils._pytree import tree_leaves
 
 EXTRAS = ["finetune", "replay"]
 LENGTH = (
@@ -88,6 +92,62 @@ def test_a_stopped_and_resumed_run_has_equal_bits(workload, framework, tmp_path)
     done = command(tmp_path, "replay", "--steps=-19:22", **answers)
     assert "2 steps from the checkpoint of step 20" in done.out, done.err
     assert done.out.endswith("equal bits: steps 21 to 22\n")
+
+
+def sha(tensors):
+    content = hashlib.sha256()
+    for tensor in tree_leaves(tensors):
+        if isinstance(tensor, torch.Tensor):
+            content.update(tensor.detach().flatten().view(torch.uint8).numpy().tobytes())
+    return content.hexdigest()
+
+
+def recording():
+    """Write hashes of each step's weights, batches and gradients, without `replay`."""
+    module = importlib.import_module(f"{PACKAGE}.engine.training.run")
+    real = module.Run.next_batches
+
+    def next_batches(run):
+        weights = sha(run.project.model.state_dict())
+        batches = []
+        for batch, is_last in real(run):
+            batches.append(batch)
+            yield batch, is_last
+        line = [weights, sha(batches)]
+
+        def add_gradients(*_):
+            named = run.project.model.named_parameters()
+            line.append(sha({name: weight.grad for name, weight in named}))
+            handle.remove()
+            with open("steps.jsonl", "a") as file:
+                print(json.dumps(line), file=file)
+
+        handle = run.project.optimizer.register_step_pre_hook(add_gradients)
+
+    module.Run.next_batches = next_batches
+
+
+@pytest.mark.parametrize("framework", ["pytorch", "lightning", "accelerate"])
+@pytest.mark.parametrize("workload", ["tabular", "timeseries", "llm"])
+@pytest.mark.full
+def test_30_random_steps_are_those_of_the_run(workload, framework, tmp_path):
+    options = {"workload": workload, "framework": framework}
+    words = ("--training.max_steps", "100", "--name", "a")
+    train(tmp_path, *words, before=recording, **options)
+    steps = random.Random(f"{workload} {framework}").sample(range(1, 101), 30)
+
+    def replay_all():
+        main = importlib.import_module(f"{PACKAGE}.__main__").main
+        for step in steps:
+            assert main(["replay", "--step", str(step), "--save", f"{step}.pt"]) == 0
+
+    done = command(tmp_path, "replay", before=replay_all, **options)
+    assert done.out.count("equal bits") == 31, done.err
+    lines = (tmp_path / "steps.jsonl").read_text().splitlines()
+    for step in steps:
+        state = torch.load(tmp_path / f"{step}.pt")
+        saved = [sha(state[name]) for name in ("weights", "batches", "gradients")]
+        assert saved == json.loads(lines[step - 1]), step
 
 
 def overflowing():

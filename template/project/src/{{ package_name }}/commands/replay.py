@@ -69,7 +69,7 @@ def main(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
             state = capture(run, arguments.step or 0)
 
             def is_wanted() -> bool:
-                """Whether the debugger shall stop; the last step has no numbers by then."""
+                """Whether the debugger should stop; the last step has no numbers by then."""
                 return arguments.anyway or comparison.first_difference()[0] in (0, last)
 
             if arguments.pdb:
