@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-VISIBLE_NAMES = 8  # entries that the first `ls` shows
+VISIBLE_NAMES = 10  # entries that the first `ls` shows
 LAYOUT = {
     tokenize.COMMENT,
     tokenize.NL,
