@@ -89,13 +89,13 @@ class Budget(NamedTuple):
 
 # Each limit is what the code had when it was last measured, plus some air: a clear version must
 # fit without packing. Limits go down with the code.
-DEFAULT = Budget(72, 7, 40_900, 10.1, 350, 0, 0)
-TABULAR = Budget(78, 7, 46_400, 10.1, 350, 0, 0)
-FORECAST = Budget(83, 7, 51_600, 10.5, 350, 0, 0)
-VISION = Budget(72, 8, 45_500, 10.2, 350, 0, 0)
-CHAT = Budget(79, 11, 48_600, 10.1, 350, 0, 0)  # with its default extras, export and lora
+DEFAULT = Budget(74, 7, 40_900, 10.1, 350, 0, 0)
+TABULAR = Budget(80, 7, 46_400, 10.1, 350, 0, 0)
+FORECAST = Budget(85, 7, 51_600, 10.5, 350, 0, 0)
+VISION = Budget(74, 8, 45_700, 10.2, 350, 0, 0)
+CHAT = Budget(81, 11, 48_700, 10.1, 350, 0, 0)  # with its default extras, export and lora
 # Everything switched on.
-LARGEST = Budget(136, 16, 103_300, 10.6, 360, 0, 0)
+LARGEST = Budget(138, 16, 103_300, 10.6, 360, 0, 0)
 SCRIPTS = {
     "timeseries": Budget(8, 7, 7_900, 10.9, 400, 0, 0),
     "forecast": Budget(8, 7, 9_000, 11.1, 400, 0, 0),
