@@ -95,7 +95,7 @@ FORECAST = Budget(85, 7, 51_600, 10.5, 350, 0, 0)
 VISION = Budget(74, 8, 45_700, 10.2, 350, 0, 0)
 CHAT = Budget(81, 11, 48_700, 10.1, 350, 0, 0)  # with its default extras, export and lora
 # Everything switched on.
-LARGEST = Budget(138, 16, 103_300, 10.6, 360, 0, 0)
+LARGEST = Budget(145, 16, 111_500, 10.6, 360, 0, 0)
 SCRIPTS = {
     "timeseries": Budget(8, 7, 7_900, 10.9, 400, 0, 0),
     "forecast": Budget(8, 7, 9_000, 11.1, 400, 0, 0),
