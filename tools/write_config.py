@@ -21,6 +21,7 @@ FILE = ROOT / "template/parts/config/settings.yaml"
 PARTS = {
     "finetune": "'finetune' in extras",
     "lanes": "'lanes' in extras",
+    "folds": "'folds' in extras",
     "watch": "'watch' in extras",
     "lora": "'lora' in extras",
     "ema": "'ema' in extras",
@@ -31,7 +32,7 @@ PARTS = {
     "fp8": "precision == 'fp8'",
 }
 # The workload that has a part; others have the part of llm.
-WORKLOADS = {"lanes": "timeseries", "lora": "seq2seq"}
+WORKLOADS = {"lanes": "timeseries", "lora": "seq2seq", "folds": "tabular"}
 QUESTIONS = {"tracker": "wandb", "precision": "fp8"}  # the other parts are extras
 
 

@@ -140,7 +140,8 @@ def test_class_weights_find_the_rare_class(tmp_path):
 def test_folds_of_customers(tmp_path):
     """Of a file as spreadsheets write it: no customer is in two folds."""
     printed(quoted("folds")[0], tmp_path)
-    outputs = followed(render(workload="tabular"), "folds", tmp_path, "--training.max_steps", "8")
+    project = render(workload="tabular", extras=["folds"])
+    outputs = followed(project, "folds", tmp_path, "--training.max_steps", "8")
     prepared, _, evaluated = outputs
     assert "column 'since' is a date (%d.%m.%Y)" in prepared
     assert "## Held-out rows of 5 folds" in evaluated

@@ -526,6 +526,64 @@ def test_metrics_of_classes_are_those_of_all_rows_and_may_decide(tmp_path, monke
     assert '"best_by": "pr_auc"' in records
 
 
+def test_several_targets_are_measured_one_by_one_and_together(tmp_path, monkeypatch):
+    """A column in predictions for each; the loss is the mean of theirs, as numpy computes it."""
+    monkeypatch.setenv(EXAMPLES, "1")
+    random = np.random.default_rng(1)
+    rent = [round(900 + 2 * size + random.normal(), 2) for size in columns()["size"]]
+    made = table(**{"rent,EUR": rent, "deposit": [3 * value for value in rent]})
+    prepared(tmp_path, "tabular", lines(made, ";"), "--target price,deposit")
+    opened = store(tmp_path, "tabular")
+    assert [column["name"] for column in opened.facts["features"]] == ["size", "age", "rent,EUR"]
+    done(tmp_path, "train", *SMALL)
+    done(tmp_path, "evaluate")
+    metrics = json.loads((newest_run(tmp_path) / "evaluation.json").read_text())["metrics"]
+    done(tmp_path, "predict", "--output", "p.csv")
+    predicted = read_csv(tmp_path / "p.csv").to_pydict()
+    scores = []
+    for number, name in enumerate(("price", "deposit")):
+        truth = np.array(made[name])[np.array(predicted["row"]) - 1]
+        assert predicted[f"target of {name}"] == pytest.approx(truth, rel=1e-6)
+        guess = predicted[f"prediction of {name}"]
+        assert metrics[f"mae_original of {name}"] == pytest.approx(
+            mean_absolute_error(truth, guess), rel=1e-4
+        )
+        error = mean_squared_error(truth, guess)
+        assert metrics[f"r2 of {name}"] == pytest.approx(1 - error / truth.var(), rel=1e-3)
+        scores.append(error / opened.facts["target"]["std"][number] ** 2)
+    assert metrics["loss"] == pytest.approx(np.mean(scores), rel=1e-4)
+    assert metrics["r2"] == pytest.approx(
+        np.mean([metrics["r2 of price"], metrics["r2 of deposit"]])
+    )
+    worst = (newest_run(tmp_path) / "examples/worst.md").read_text()
+    assert "| row | truth of price | truth of deposit |" in worst
+
+    rows = [row - 1 for row in predicted["row"]]
+    new = {name: [cells[row] for row in rows] for name, cells in made.items()}
+    del new["price"]
+    written(tmp_path, lines(new, ";"), "new.csv")
+    done(tmp_path, "predict", "--input", "new.csv", "--output", "n.csv")
+    again = read_csv(tmp_path / "n.csv").to_pydict()
+    assert again["prediction of deposit"] == predicted["prediction of deposit"]
+
+    # A name with a comma is one column.
+    prepared(tmp_path, "tabular", lines(made, ";"), "--target rent,EUR")
+
+
+def test_rare_and_new_categories_count_as_missing_and_are_counted(tmp_path):
+    made = table(city=[f"city {row}" if row < 20 else "Ulm" for row in range(ROWS)])
+    out = prepared(tmp_path, "tabular", lines(made), "--min-count 2 --keep-order").out
+    named = {column["name"]: column for column in store(tmp_path, "tabular").facts["categories"]}
+    assert named["city"]["values"] == ["Ulm"]
+    assert "note: column 'city' has 20 rows with values that too few training rows have" in out
+    assert f"cells of rows 1, {ROWS // 2 + 1}, {ROWS}" in out
+    assert re.search(r"  city +1 values +20 missing +city 0 \| Ulm \| Ulm\n", out)
+    done(tmp_path, "train", *SMALL)
+    written(tmp_path, lines(table(city=["Rom", "city 1", *["Ulm"] * (ROWS - 2)])), "new.csv")
+    out = done(tmp_path, "predict", "--input", "new.csv")
+    assert "note: column 'city' has 2 rows with values that too few training rows have" in out
+
+
 def test_bad_predictions_are_one_line(tmp_path):
     one_error(TABLES.run("predict", cwd=tmp_path), "no run")
     prepared(tmp_path, "tabular", lines(table()))

@@ -14,10 +14,11 @@ import torch
 from made_up import lines, prepare, prepared, store, written
 from ranks import run_ranks
 from rendering import render
-from running import PACKAGE, one_error
+from running import PACKAGE, check_run, one_error
 from workload import Workload
 
 TABLES = Workload("tabular")
+FOLDS = Workload("tabular+folds")
 CLASSES = "--target left --task classification"
 COUNT = 300
 SMALL = split(
@@ -165,6 +166,12 @@ BAD = {
     "id twice": ("--id customer", {}, "the id 'c[0-9]+' repeats: rows [0-9]+ and [0-9]+, column"),
     "id gap": ("--id gap", {}, "the id is missing: row 2, column 'gap': fill it in"),
     "time gap": ("--split-by time --time-column gap", {}, "the time is missing: row 2, column"),
+    "classes": ("--target left,city", {}, "several targets must be numbers: --target left,city"),
+    "target twice": (
+        "--group left",
+        {},
+        "an id, a group or a time has no other use: column 'left'",
+    ),
     "no time": ("--split-by time --time-column city", {}, "the format of times such as .* is not"),
     "times": ("--split-by time --time-column since --group city", {}, "a split by time may cut"),
     "time": ("--split-by time", {}, "--split-by time needs --time-column"),
@@ -184,7 +191,7 @@ def test_bad_splits_are_one_line_and_leave_nothing(name, tmp_path):
     path = written(tmp_path, lines(made))
     other = {name: cells for name, cells in (made | others).items() if cells}
     written(tmp_path, lines(other), "b.csv")
-    one_error(prepare(tmp_path, "tabular", path, f"{CLASSES} {flags}"), says)
+    one_error(prepare(tmp_path, FOLDS.name, path, f"{CLASSES} {flags}"), says)
     assert not list((tmp_path / "data").glob("*.json"))
 
 
@@ -202,7 +209,7 @@ def test_a_class_that_a_split_lacks_is_a_note(tmp_path):
 
 
 def fold(opened, number):
-    return TABLES.module("engine.loading.folds").fold_of(opened, number)
+    return FOLDS.module("engine.loading.folds").fold_of(opened, number)
 
 
 @pytest.mark.parametrize("flags", ["", "--group customer", "--keep-order --split 0.8,0.2"])
@@ -210,8 +217,8 @@ def test_each_fold_is_held_out_once_and_unseen(flags, tmp_path):
     """By rows, classes, groups, and by noise in each fold and in the test split."""
     made = customers()
     flags = f"{CLASSES} --folds 4 {flags}"
-    prepared(tmp_path / "clean", "tabular", lines(made), flags)
-    opened = store(tmp_path / "clean", "tabular")
+    prepared(tmp_path / "clean", FOLDS.name, lines(made), flags)
+    opened = store(tmp_path / "clean", FOLDS.name)
     held_out = []
     for number in range(1, 5):
         one = fold(opened, number)
@@ -230,8 +237,8 @@ def test_each_fold_is_held_out_once_and_unseen(flags, tmp_path):
         held_out.append(rows["validation"])
 
         noisy = with_noise(made, [*rows["validation"], *rows["test"]])
-        prepared(tmp_path / "noisy", "tabular", lines(noisy), flags)
-        again = store(tmp_path / "noisy", "tabular")
+        prepared(tmp_path / "noisy", FOLDS.name, lines(noisy), flags)
+        again = store(tmp_path / "noisy", FOLDS.name)
         assert fold(again, number).facts == one.facts
         other = 1 + number % 4
         assert fold(again, other).facts != fold(opened, other).facts
@@ -242,9 +249,8 @@ def test_each_fold_is_held_out_once_and_unseen(flags, tmp_path):
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     folder = tmp_path_factory.mktemp("folds")
-    prepared(
-        folder, "tabular", lines(customers(number=NUMBERS)), f"{CLASSES} --folds 3 --id number"
-    )
+    flags = f"{CLASSES} --folds 3 --id number"
+    prepared(folder, FOLDS.name, lines(customers(number=NUMBERS)), flags)
     return folder / "data"
 
 
@@ -285,36 +291,44 @@ def states(run):
 def test_folds_resume_after_a_kill_and_are_evaluated_together(place):
     """Bit for bit; with mean, spread and one prediction for each row that is not tested."""
     words = ("--fold", "all", *SMALL, "--data.balance", "sampling")
-    TABLES.done("train", "--name", "whole", *words, cwd=place)
-    killed = TABLES.run("train", "--name", "k", *words, cwd=place, before=kill_at("fold-2", 7))
+    FOLDS.done("train", "--name", "whole", *words, cwd=place)
+    killed = FOLDS.run("train", "--name", "k", *words, cwd=place, before=kill_at("fold-2", 7))
     assert killed.code == -signal.SIGKILL
     assert [*states(place / "runs/k")] == ["fold-1", "fold-2"]
-    TABLES.done("train", "--resume", "k", cwd=place)
+    FOLDS.done("train", "--resume", "k", cwd=place)
     expected = states(place / "runs/whole")
     assert [*expected] == ["fold-1", "fold-2", "fold-3"]
     assert states(place / "runs/k") == expected
 
     # One fold alone is the same, and another one can follow in its folder.
-    TABLES.done("train", "--name", "single", *words, "--fold", "2", cwd=place)
+    FOLDS.done("train", "--name", "single", *words, "--fold", "2", cwd=place)
     assert states(place / "runs/single") == {"fold-2": expected["fold-2"]}
-    TABLES.done("train", "--resume", "single/fold-2", "--fold", "3", cwd=place)
+    FOLDS.done("train", "--resume", "single/fold-2", "--fold", "3", cwd=place)
     assert [*states(place / "runs/single")] == ["fold-2", "fold-3"]
 
-    out = TABLES.done("evaluate", "whole", cwd=place).out
+    out = FOLDS.done("evaluate", "whole", cwd=place).out
     assert "## Held-out rows of 3 folds" in out
     metrics = json.loads((place / "runs/whole/evaluation.json").read_text())["metrics"]
     path = place / "runs/whole/fold-2"
-    TABLES.done("evaluate", str(path), "--split", "validation", cwd=place)
+    FOLDS.done("evaluate", str(path), "--split", "validation", cwd=place)
     alone = json.loads((path / "evaluation.json").read_text())["metrics"]
     assert {name: metrics["fold-2"][name] for name in alone} == alone
     losses = [metrics[f"fold-{number}"]["loss"] for number in (1, 2, 3)]
     assert metrics["mean"]["loss"] == pytest.approx(np.mean(losses))
     assert metrics["std"]["loss"] == pytest.approx(np.std(losses))
 
+    out = FOLDS.done("report", "whole", cwd=place).out
+    text = (place / "runs/whole/report.md").read_text()
+    best = [min(loss for _, split, loss in losses if split) for losses, _ in expected.values()]
+    assert f"mean       loss {np.mean(best):.5g} ± {np.std(best):.5g}" in out
+    for number, loss in enumerate(best, 1):
+        assert f"| fold-{number} | {loss:.5g} |" in text
+        assert f"fold-{number}     best: validation loss {loss:.5g} at step" in out
+
     predicted = csv_of(place / "runs/whole/predictions.csv")
     made = customers(number=NUMBERS)
     rows = [int(row["row"]) - 1 for row in predicted]
-    tested = rows_of(fold(TABLES.store(place / "data"), 1))["test"]
+    tested = rows_of(fold(FOLDS.store(place / "data"), 1))["test"]
     assert sorted([*rows, *tested]) == list(range(COUNT))
     assert [row["number"] for row in predicted] == [made["number"][row] for row in rows]
     assert [row["target"] for row in predicted] == [made["left"][row] for row in rows]
@@ -323,9 +337,33 @@ def test_folds_resume_after_a_kill_and_are_evaluated_together(place):
     assert hits == pytest.approx(metrics["fold-2"]["accuracy"])
 
 
+@pytest.mark.parametrize("framework", ["lightning", "accelerate", "ddp"])
+def test_folds_train_alike_in_each_framework_and_on_two_ranks(framework, place):
+    words = ("train", "--fold", "all", *SMALL, "--model.dropout", "0", "--training.max_steps", "4")
+    FOLDS.done(*words, "--name", "one", cwd=place)
+    if framework == "ddp":
+        project = render(workload="tabular", extras=["folds"], distributed="ddp")
+        size = ("--data.batch_size", "16")
+        for result in run_ranks(project, *words, *size, "--name", "other", cwd=place):
+            assert result.code == 0, result.err
+        for result in run_ranks(project, "evaluate", "other", cwd=place):
+            one_error(result, "evaluate of folds runs in one process only")
+    else:
+        project = render(workload="tabular", extras=["folds"], framework=framework)
+        check_run(project, *words, "--name", "other", cwd=place)
+    losses = {}
+    for name in ("one", "other"):
+        losses[name] = {fold: found for fold, (found, _) in states(place / "runs" / name).items()}
+    if framework == "ddp":
+        for one, other in zip(losses["one"].values(), losses["other"].values(), strict=True):
+            assert other[-1][2] == pytest.approx(one[-1][2], rel=1e-4)
+    else:
+        assert losses["other"] == losses["one"]
+
+
 def test_wrong_folds_are_one_line(place):
     (place / "runs/folds").mkdir(parents=True)
-    settings = TABLES.settings().replaced({"data.fold": "all"}, "a test")
+    settings = FOLDS.settings().replaced({"data.fold": "all"}, "a test")
     (place / "runs/folds/config.resolved.yaml").write_text(settings.to_yaml())
     for words, says in (
         ("train", "the data have 3 folds, and data.fold is 0: data: train with --fold all"),
@@ -335,10 +373,12 @@ def test_wrong_folds_are_one_line(place):
         ("train --fold all --data.resident true", "data.resident"),
         ("predict folds", "the run has a model for each fold: runs/folds: name one, such as"),
     ):
-        one_error(TABLES.run(*words.split(), cwd=place), says)
+        one_error(FOLDS.run(*words.split(), cwd=place), says)
+    (place / "config.yaml").unlink()
+    one_error(TABLES.run("train", cwd=place), "the data have folds: data: .* add the extra")
     (place / "data").unlink()
-    prepared(place, "tabular", lines(customers()), CLASSES)
-    one_error(TABLES.run("train", "--fold", "all", cwd=place), "the data have 0 folds")
+    prepared(place, FOLDS.name, lines(customers()), CLASSES)
+    one_error(FOLDS.run("train", "--fold", "all", cwd=place), "the data have 0 folds")
     assert [path.name for path in (place / "runs").iterdir()] == ["folds"]
 
 

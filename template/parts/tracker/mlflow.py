@@ -7,6 +7,7 @@ contains one.
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -76,7 +77,9 @@ class Tracker(Guarded):
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
-        metrics = [Metric(name, value, now, step) for name, value in row.items()]
+        metrics = []
+        for name, value in row.items():  # a name may have that of a column
+            metrics.append(Metric(re.sub(r"[^\w./ -]", "_", name), value, now, step))
         self.client.log_batch(self.id, metrics=metrics)
 
     def send_file(self, step: int, name: str, file: Path) -> None:

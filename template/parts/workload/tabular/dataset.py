@@ -18,7 +18,7 @@ from .engine.errors import UserError
 from .engine.interfaces import Batch, Rows, Spans
 from .engine.loading.balanced import Balanced
 from .engine.loading.store import Store, StoreWriter
-from .prepare.rows import Table, describe, write
+from .prepare.rows import Table, describe, endings, write
 from .prepare.splits import borders
 from .settings import WORKLOAD, Settings
 
@@ -51,25 +51,33 @@ class Samples(interfaces.Samples):
         return dict.fromkeys(names, span)
 
     def batch(self, rows: dict[str, Rows]) -> Batch:
-        """`features` (B, F) float, `categories` (B, C) int32, `target` (B,)."""
+        """`features` (B, F) float, `categories` (B, C) int32, `target` (B,), or several (B, G)."""
         batch = {name: array.values[:, 0] for name, array in rows.items()}
         return batch
 
 
 def _target(store: Store, split: str) -> np.ndarray:
-    """Return the targets (N,) of a split: float32, or int64 classes."""
+    """Return the targets of a split: numbers (N,) or (N, G), or int64 classes (N,)."""
     first, last = store.splits[split]
     return store.arrays["target"].rows()[first:last]
 
 
 def finish(metrics: dict[str, float], store: Store, split: str, sums: Batch) -> dict[str, float]:
-    """Add means over the classes, or `r2`: 1 − squared error ÷ variance of the split's targets."""
+    """Add means over the classes, or `r2`: 1 − squared error ÷ variance of the split's targets.
+
+    With several targets, it is a mean, too.
+    """
     if "scores" in sums:
         return {**metrics, **overall(sums)}
-    variance = _target(store, split).var(dtype=np.float64)
-    if variance > 0 and "mse_original" in metrics:
-        return {**metrics, "r2": 1 - metrics["mse_original"] / float(variance)}
-    return metrics
+    variances = np.atleast_1d(_target(store, split).var(0, dtype=np.float64))
+    scores = {}
+    for ending, variance in zip(endings(store.facts), variances, strict=True):
+        error = metrics.get(f"mse_original{ending}")
+        if variance > 0 and error is not None:
+            scores[f"r2{ending}"] = 1 - error / float(variance)
+    if scores:
+        scores["r2"] = float(np.mean([*scores.values()]))
+    return {**metrics, **scores}
 
 
 def details(store: Store, split: str, sums: Batch) -> list[str]:
@@ -83,7 +91,7 @@ def baseline_loss(store: Store, split: str) -> float:
     facts = store.facts["target"]
     if "mean" in facts:
         error = target.astype(np.float64) - facts["mean"]
-        return float(np.mean(error**2) / facts["std"] ** 2)
+        return float(np.mean(np.mean(error**2, 0) / np.square(facts["std"])))
     fractions = np.array(facts["counts"]) / sum(facts["counts"])
     return float(-np.log(fractions[target]).mean())
 
@@ -105,7 +113,7 @@ def _made_up_harvest() -> Table:
     return Table(
         names=[*names, "yield"],
         levels={"soil": ["clay", "loam", "peat", "sand"]},
-        target="yield",
+        targets=["yield"],
         numbers=np.column_stack([20 + 5 * x, target]).astype(np.float32),
         codes=soil[:, None],
         row=np.arange(count),

@@ -6,14 +6,14 @@ Shapes: `N` rows, `K` classes.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.figure import Figure
 
 from .classes import class_table
 from .engine.monitoring.report import table
-from .prepare.rows import file_rows
+from .prepare.rows import prediction_columns
 
 if TYPE_CHECKING:
     from .engine.interfaces import Batch
@@ -31,28 +31,34 @@ def examples(batch: Batch, predictions: Batch, project: Project) -> dict[str, Fi
     target = batch["target"].numpy()
     prediction = predictions["prediction"].numpy()
     error = prediction - target
-    order = np.abs(error).argsort()[: -WORST - 1 : -1]
-    rows = file_rows(project.store, "validation", batch["index"].numpy())
-    columns = {**rows, "truth": target, "prediction": prediction, "error": error}
-    worst = {name: values[order] for name, values in columns.items()}
+    size = np.abs(error / facts["std"]).reshape(len(error), -1).max(1)
+    order = size.argsort()[: -WORST - 1 : -1]
+    values = {
+        "index": batch["index"].numpy(),
+        "truth": target,
+        "prediction": prediction,
+        "error": error,
+    }
+    columns = prediction_columns(project.store, "validation", values)
+    cells = [column[order].tolist() for column in columns.values()]
+    title = f"Worst of {len(error):,} rows"
+    worst = table(title, tuple(columns), list(zip(*cells, strict=True)))
     return {
         "predictions": scatter(target, prediction, facts["name"]),
-        "worst": table_of_rows(f"Worst of {len(error):,} rows", worst),
+        "worst": "\n".join(worst),
     }
 
 
-def scatter(target: np.ndarray, prediction: np.ndarray, name: str) -> Figure:
-    """Plot predictions against truth, both (N,)."""
-    figure = Figure(figsize=(6, 5), layout="constrained")
-    axes = figure.subplots()
-    title = f"{name}: prediction against truth, {len(target):,} rows"
-    axes.set(title=title, xlabel="truth", ylabel="prediction")
-    axes.scatter(target, prediction, s=8, alpha=0.35, linewidths=0)
-    axes.axline((target.mean(), target.mean()), slope=1, color="0.3", linewidth=1)
+def scatter(target: np.ndarray, prediction: np.ndarray, names: Any) -> Figure:
+    """Plot predictions against truth, both (N,) or (N, G), one plot for each target."""
+    truths = np.atleast_2d(target.T)
+    guesses = np.atleast_2d(prediction.T)
+    names = np.atleast_1d(names)
+    figure = Figure(figsize=(6 * len(truths), 5), layout="constrained")
+    plots = figure.subplots(1, len(truths), squeeze=False)[0]
+    for axes, name, truth, guess in zip(plots, names, truths, guesses, strict=True):
+        title = f"{name}: prediction against truth, {len(truth):,} rows"
+        axes.set(title=title, xlabel="truth", ylabel="prediction")
+        axes.scatter(truth, guess, s=8, alpha=0.35, linewidths=0)
+        axes.axline((truth.mean(), truth.mean()), slope=1, color="0.3", linewidth=1)
     return figure
-
-
-def table_of_rows(title: str, columns: dict[str, np.ndarray]) -> str:
-    """Return a table of columns with these names, (N,) each."""
-    cells = [values.tolist() for values in columns.values()]
-    return "\n".join(table(title, tuple(columns), list(zip(*cells, strict=True))))

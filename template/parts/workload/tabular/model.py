@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from .classes import sum_by_class
 from .engine.interfaces import Batch, Output
+from .prepare.rows import endings
 from .settings import Settings
 
 
@@ -91,40 +92,46 @@ class Network(nn.Module):
 
 
 class Regression(Network):
-    """Predicts one number per row, in standard deviations of the training targets."""
+    """Predicts a number per row, or several, in standard deviations of the training targets."""
 
     target_mean: Tensor
     target_std: Tensor
 
     def __init__(self, settings: Settings, facts: dict[str, Any], outputs: int):
         super().__init__(settings, facts, outputs)
+        self.endings = endings(facts)
         mean = torch.tensor(facts["target"]["mean"], dtype=self.mean.dtype)
         self.register_buffer("target_mean", mean)
         self.register_buffer("target_std", torch.tensor(facts["target"]["std"]))
 
     def forward(self, batch: Batch) -> Output:
-        prediction = self.outputs(batch).squeeze(1)
+        prediction = self.outputs(batch).squeeze(1).t()  # (B,), or of several targets (G, B)
         present = batch["present"]
         total_weight = present.sum(dtype=torch.float32)
-        target = ((batch["target"] - self.target_mean) / self.target_std).float()
+        target = ((batch["target"] - self.target_mean) / self.target_std).float().t()
         # Padding rows have no error.
         target = torch.where(present, target, prediction.detach())
-        squares = functional.mse_loss(prediction, target, reduction="sum")
-        loss = squares / total_weight.clamp(min=1)
+        squares = functional.mse_loss(prediction, target, reduction="none").sum(-1)
+        loss = squares.mean() / total_weight.clamp(min=1)
         if self.training:
             return Output(loss, total_weight)
-        absolute = functional.l1_loss(prediction, target, reduction="sum")
+        absolute = functional.l1_loss(prediction, target, reduction="none").sum(-1)
         sums = {
             "mse": squares,
             "mae": absolute,
             "mse_original": squares * self.target_std**2,
             "mae_original": absolute * self.target_std,
         }
-        metrics = {name: (value, total_weight) for name, value in sums.items()}
+        metrics = {}
+        for name, value in sums.items():
+            of_targets = value.reshape(-1)
+            for ending, of_target in zip(self.endings, of_targets, strict=True):
+                metrics[name + ending] = (of_target, total_weight)
+            metrics[name] = (of_targets.mean(), total_weight)
         return Output(loss, total_weight, metrics)
 
     def predict(self, batch: Batch) -> dict[str, Tensor]:
-        """Return `prediction` (B,) in the target's own units."""
+        """Return `prediction` (B,), or of several targets (B, G), in their own units."""
         output = self.outputs(batch).squeeze(1) * self.target_std
         return {"prediction": output.to(self.target_mean.dtype) + self.target_mean}
 
@@ -180,4 +187,4 @@ def build_model(settings: Settings, facts: dict[str, Any]) -> nn.Module:
     classes = facts["target"].get("classes")
     if classes:
         return Classification(settings, facts, outputs=len(classes))
-    return Regression(settings, facts, outputs=1)
+    return Regression(settings, facts, outputs=len(endings(facts)))

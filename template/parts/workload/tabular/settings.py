@@ -52,10 +52,6 @@ class Data(EngineData):
     sampling: draw each class equally often, rare rows several times an epoch. Both make predicted
     probabilities higher for rare classes than their frequency."""
 
-    fold: Natural | Literal["all"] = 0
-    """Fold of `prepare --folds` that is held out, from 1; 0 for data without folds. `train --fold`
-    sets it, for one fold or all."""
-
 
 class Model(Section):
     """A multi-layer perceptron with residual blocks."""

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import argparse
 import gc
+import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
 from pyarrow.csv import write_csv
 
@@ -20,7 +20,7 @@ from .assemble import open_store
 from .engine.errors import UserError
 from .engine.files import read_json, replacing, write_json, write_text
 from .engine.loading.folds import fold_of
-from .engine.monitoring.report import table
+from .engine.monitoring.folds import fold_folders, fold_table, with_spread, write_report
 from .engine.runs import CONFIG, check_processes, find_run, is_run
 from .engine.training.evaluation import evaluate
 from .trained import collected, open_run
@@ -67,6 +67,10 @@ def train_folds(
             run = train_run(subfolder, of_fold, distributed, **options)
             if not run.is_done:
                 break
+        if distributed.is_main:
+            write_report(folder)
+            evaluation = f"`evaluate {shlex.quote(folder.name)}` measures the held-out rows"
+            print(f"folds so far: {folder / 'report.md'}; {evaluation}")
     except UserError:
         if distributed.is_main and is_new and not any(folder.glob("fold-*")):
             shutil.rmtree(folder)
@@ -81,7 +85,7 @@ def evaluate_folds(arguments: argparse.Namespace, load: Callable[..., Any]) -> b
     predictions of all held-out rows become one file.
     """
     folder = find_run(arguments.run)
-    folds = sorted(folder.glob("fold-*"), key=lambda path: (len(path.name), path.name))
+    folds = fold_folders(folder)
     if not folds:
         return False
     from .prepare.rows import prediction_columns
@@ -98,21 +102,11 @@ def evaluate_folds(arguments: argparse.Namespace, load: Callable[..., Any]) -> b
         columns = pa.table(prediction_columns(project.store, "validation", predicted))
         tables.append(columns.append_column("fold", [[path.name] * len(columns)]))
 
-    write_metrics(folder, metrics)
+    metrics = with_spread(metrics)
+    print("\n".join(fold_table(f"Held-out rows of {len(folds)} folds", metrics)))
+    write_json(folder / "evaluation.json", {"metrics": metrics})
     output = folder / "predictions.csv"
     with replacing(output) as file:
         write_csv(pa.concat_tables(tables).sort_by("row"), file)
     print(f"predictions of the held-out rows written to {output}")
     return True
-
-
-def write_metrics(folder: Path, metrics: dict[str, dict[str, float]]) -> None:
-    """Print the metrics of each fold, with mean and standard deviation; write them to a file."""
-    values = [[*of_fold.values()] for of_fold in metrics.values()]
-    names = [*next(iter(metrics.values()))]
-    title = f"Held-out rows of {len(metrics)} folds"
-    metrics["mean"] = dict(zip(names, np.mean(values, 0).tolist(), strict=True))
-    metrics["std"] = dict(zip(names, np.std(values, 0).tolist(), strict=True))
-    rows = [(name, *of_fold.values()) for name, of_fold in metrics.items()]
-    print("\n".join(table(title, ("", *names), rows)))
-    write_json(folder / "evaluation.json", {"metrics": metrics})

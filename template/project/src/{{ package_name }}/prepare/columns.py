@@ -43,7 +43,6 @@ DATE = re.compile(
 def read_table(
     writer: StoreWriter,
     sources: Sequence[Source],
-    target: str = "",
     kinds: dict[str, str] | None = None,
     known: Iterable[Facts] = (),
 ) -> Table:
@@ -59,7 +58,7 @@ def read_table(
         row = 0
         for block in source.blocks():
             kinds = kinds or survey(block)
-            numbers, codes = read_block(block, kinds, categories, target)
+            numbers, codes = read_block(block, kinds, categories)
             dtype = sources[0].style["dtype"] or np.float32
             writer.append(".numbers", numbers.astype(dtype))
             writer.append(".codes", codes.astype(np.int32))
@@ -70,12 +69,22 @@ def read_table(
     names = [name for name, kind in (kinds or {}).items() if kind == "number"]
     dates = {name: kind for name, kind in (kinds or {}).items() if kind not in KINDS}
     parts = [f"{name} {part}" for name in dates for part in PARTS]
-    arrays = [writer.appended(name) for name in (".numbers", ".codes", ".row")]
-    return Table([*parts, *names], levels, target, *arrays, dates=dates)
+    targets = find_targets(block)
+    min_count = sources[0].flags.get("min_count", 1)
+    return Table(
+        [*parts, *names],
+        levels,
+        targets,
+        writer.appended(".numbers"),
+        writer.appended(".codes"),
+        writer.appended(".row"),
+        dates,
+        min_count=min_count,
+    )
 
 
 def read_block(
-    block: RowBlock, kinds: dict[str, str], categories: dict[str, dict[str, str]], target: str
+    block: RowBlock, kinds: dict[str, str], categories: dict[str, dict[str, str]]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the numbers and codes of some rows, (rows, columns) each."""
     # Each array begins with no column, so that it has its rows even without any other.
@@ -92,7 +101,7 @@ def read_block(
             numbers.append(values[None])
         else:
             numbers.append(read_dates(block, name, kind).T)
-        if name == target and is_missing.any():
+        if name in find_targets(block) and is_missing.any():
             raise block.error("the target is missing", int(is_missing.argmax()), name, FIX_TARGET)
     return np.concatenate(numbers).T, np.concatenate(codes).T
 
@@ -140,25 +149,42 @@ def plain(cell: str, source: Source) -> str:
 # --- what a column holds
 
 
+def find_targets(block: RowBlock) -> list[str]:
+    """Return the columns in `--target`; none for rows to predict.
+
+    Raises `UserError` for several classes.
+    """
+    flags = block.source.flags
+    text = flags.get("target", "")
+    if text in block.columns:
+        return [text]
+    names = [name.strip() for name in text.split(",")]
+    names = [*dict.fromkeys(filter(None, names))]
+    if len(names) > 1 and flags["task"] == "classification":
+        what = "several targets must be numbers"
+        raise UserError(what, f"--target {text}", "name one column, or use --task regression")
+    return names
+
+
 def survey(block: RowBlock) -> dict[str, str]:
     """Detect in the first block what each column holds: `number`, `category`, or a date's format.
 
-    The first ones are those of the flags `KEYS`, as categories; then dates. The target is the last.
+    The first ones are those of the flags `KEYS`, as categories; then dates. Targets are the last.
     """
     flags = block.source.flags
-    target = flags["target"]
     keys = [flags[flag] for flag in KEYS if flag in flags]
-    others = {target, *flags["category"], *flags["drop"]}
+    targets = find_targets(block)
+    others = {*targets, *flags["category"], *flags["drop"]}
     for name in [*keys, *others]:
         place_of(name, block.columns, block.path)
-        if name in flags["drop"] and name in [target, *flags["category"]]:
+        if name in flags["drop"] and name in [*targets, *flags["category"]]:
             raise UserError("the column is needed", f"--drop '{name}'", "remove one of the flags")
         if name in keys and (name in others or keys.count(name) > 1):
             what = "an id, a group or a time has no other use"
             raise UserError(what, f"column '{name}'", "name it in one flag only")
     kinds = {}
     for name in block.columns:
-        if name in [target, *keys, *flags["drop"]]:
+        if name in [*targets, *keys, *flags["drop"]]:
             continue
         kind = "category" if name in flags["category"] else column_kind(block, name)
         if kind:
@@ -166,7 +192,8 @@ def survey(block: RowBlock) -> dict[str, str]:
     if not kinds:
         what = "no column besides the target"
         raise UserError(what, str(block.path), "add a column to predict it from")
-    kinds[target] = target_kind(block, target)
+    for name in targets:
+        kinds[name] = target_kind(block, name)
     for name in kinds:
         block.choose_type(name)
     dates = {name: kind for name, kind in kinds.items() if kind not in KINDS}

@@ -2,7 +2,7 @@
 
 * `features` (N, F): float32 in the columns' own units, with NaN for empty cells
 * `categories` (N, C): int32, with 0 for missing and unknown values
-* `target` (N,): float32, or the int64 number of a class
+* `target` (N,): float32, or the int64 number of a class; of several targets (N, G)
 * `row` (N,): int64, the row of the file, from 0; of several files, the row of all of them together
 * `id` (N,): the cell of the column `--id`, in UTF-8, if there is one
 
@@ -34,21 +34,27 @@ KEYS = ("id", "group", "time_column")  # the flags of columns that are no featur
 class Table:
     """Rows in the order of their file, in memory or memory-mapped.
 
-    A code is 0 for a missing cell, otherwise the index of its value plus 1. The target is the last
-    column of the numbers, or of the codes if it is a class.
+    A code is 0 for a missing cell, otherwise the index of its value plus 1. The targets are the
+    last columns of the numbers; a class is the last column of the codes.
     """
 
     names: list[str]  # of the columns of numbers
     levels: dict[str, list[str]]  # values of each category
-    target: str  # empty for rows to predict
+    targets: list[str]  # empty for rows to predict
     numbers: np.ndarray  # (N, columns) float32 or float64
     codes: np.ndarray  # (N, categories) int32
     row: np.ndarray  # (N,) int64, the number in the file, from 0
     dates: dict[str, str] = field(default_factory=dict)  # formats; their parts are first in `names`
     ids: dict[str, np.ndarray] = field(default_factory=dict)  # the column --id, (N,) bytes
+    min_count: int = 1  # values of a category with fewer training rows count as missing
 
     def __len__(self) -> int:
         return len(self.numbers)
+
+    @property
+    def label(self) -> str:
+        """The target if it is a class; otherwise empty."""
+        return "".join(name for name in self.targets if name in self.levels)
 
 
 # --- metadata
@@ -73,25 +79,29 @@ def describe(table: Table, train: np.ndarray) -> Facts:
 
     categories = []
     for name, count_of in counts.items():
-        missing = scaler.rows - sum(count_of.values())
-        categories.append({"name": name, "values": list(count_of), "missing": missing})
+        if name != table.label:
+            missing = scaler.rows - sum(count_of.values())
+            categories.append({"name": name, "values": list(count_of), "missing": missing})
 
     facts: Facts = {"features": features, "categories": categories}
     if table.numbers.dtype == np.float64:
         facts["dtype"] = "float64"
-    if table.target in counts:
-        categories.pop()
-        facts["target"] = _describe_classes(table, counts[table.target])
+    if table.label:
+        facts["target"] = _describe_classes(table, counts[table.label])
     else:
-        facts["target"] = features.pop()
+        targets = [features.pop() for _ in table.targets][::-1]
+        facts["target"] = targets[0]
+        if len(targets) > 1:
+            facts["targets"] = targets
+            facts["target"] = {key: [target[key] for target in targets] for key in targets[0]}
     return facts
 
 
 def _measure(table: Table, train: np.ndarray) -> tuple[Scaler, dict[str, dict[str, int]]]:
     """Return the scales of the numbers, and how often each value of a category occurs.
 
-    Only the rows in `train` count. Values that they do not have are left out; the others are
-    sorted.
+    Only the rows in `train` count. Values that they do not have, or of a category fewer than
+    `min_count` times, are left out; the others are sorted.
     """
     scaler = Scaler(len(table.names))
     counts = [np.zeros(len(values) + 1, int) for values in table.levels.values()]
@@ -106,29 +116,52 @@ def _measure(table: Table, train: np.ndarray) -> tuple[Scaler, dict[str, dict[st
         count_of = dict(zip(values, count[1:].tolist(), strict=True))
         # Sort numbers by size: 2 comes before 10.
         values = sorted(values, key=lambda value: (len(value) * value.isdecimal(), value))
-        by_value[name] = {value: count_of[value] for value in values if count_of[value]}
+        least = 1 if name == table.label else table.min_count
+        by_value[name] = {value: count_of[value] for value in values if count_of[value] >= least}
     return scaler, by_value
 
 
 def _describe_classes(table: Table, count_of: dict[str, int]) -> Facts:
-    where = f"column '{table.target}'"
-    for name in table.levels[table.target]:
+    where = f"column '{table.label}'"
+    for name in table.levels[table.label]:
         if name not in count_of:
             what = f"class '{name}' is in no training row"
             raise UserError(what, where, "remove its rows, or try another --seed")
     if len(count_of) == 1:
         raise UserError("all training rows have one class", where, "check --target and --split")
-    return {"name": table.target, "classes": list(count_of), "counts": list(count_of.values())}
+    return {"name": table.label, "classes": list(count_of), "counts": list(count_of.values())}
 
 
-def print_columns(facts: Facts) -> None:
-    """Print what the training rows have in each column. The target is the last one."""
-    for column in [*facts["features"], *facts["categories"], facts["target"]]:
+def endings(facts: Facts) -> list[str]:
+    """Return what the names of metrics end with: ` of NAME` of several targets, else nothing."""
+    targets = facts.get("targets", [])
+    return [f" of {target['name']}" for target in targets] or [""]
+
+
+def print_columns(facts: Facts, table: Table) -> None:
+    """Print what the training rows have in each column, and the cells of three rows.
+
+    So a file whose columns were read wrongly is visible. The targets are the last ones.
+    """
+    rows = [0, len(table) // 2, len(table) - 1]
+    cells = {}
+    for name, numbers in zip(table.names, table.numbers[rows].T, strict=True):
+        cells[name] = [f"{number:.6g}" for number in numbers]
+    for (name, values), codes in zip(table.levels.items(), table.codes[rows].T, strict=True):
+        cells[name] = [["", *values][code] for code in codes]
+
+    targets = facts.get("targets", [facts["target"]])
+    columns = [*facts["features"], *facts["categories"]]
+    shown = ", ".join(f"{row + 1:,}" for row in table.row[rows])
+    print(f"columns:    {len(columns)} features → {len(targets)} targets; cells of rows {shown}")
+    for column in [*columns, *targets]:
         values = column.get("values", column.get("classes", []))
         content = f"{len(values):,} values"
         if "mean" in column:
             content = f"mean {column['mean']:.6g}, std {column['std']:.6g}"
-        print(f"  {column['name']:24.24}{content:36}{column.get('missing', 0):,} missing")
+        name = column["name"]
+        missing = f"{column.get('missing', 0):,} missing"
+        print(f"  {name:24.24}{content:36}{missing:16}{' | '.join(cells[name])}")
 
 
 def print_copies(table: Table, parts: Parts) -> None:
@@ -154,16 +187,16 @@ def print_copies(table: Table, parts: Parts) -> None:
 def write_parts(writer: StoreWriter, table: Table, parts: Parts, suffix: str = "") -> Facts:
     """Write the rows of splits, whose scales and categories are those of the training rows.
 
-    Return the metadata, with the borders of the splits. suffix: of the arrays' names.
+    Return the metadata. suffix: of the arrays' names.
     """
     train = np.zeros(len(table), bool)
     train[parts["train"]] = True
-    facts = describe(table, train)
+    writer.facts = describe(table, train)
     print_copies(table, parts)
-    write(writer, table, facts, np.concatenate([*parts.values()]), suffix)
+    write(writer, table, writer.facts, np.concatenate([*parts.values()]), suffix)
     ends = accumulate(map(len, parts.values()), initial=0)
-    facts["splits"] = dict(zip(parts, map(list, pairwise(ends)), strict=True))
-    return facts
+    writer.splits = dict(zip(parts, map(list, pairwise(ends)), strict=True))
+    return writer.facts
 
 
 def write(
@@ -183,10 +216,13 @@ def write(
         for column, new_code in zip(codes.T, new_codes, strict=True):
             column[:] = new_code[column]
 
-        if table.target in table.levels:
+        if table.label:
             writer.append("target" + suffix, codes[:, -1].astype(np.int64) - 1)
-        elif table.target:
-            writer.append("target" + suffix, numbers[:, -1])
+        elif table.targets:
+            targets = numbers[:, len(fill) :]
+            if len(table.targets) == 1:
+                targets = targets[:, 0]
+            writer.append("target" + suffix, targets)
         if len(fill):
             features = numbers[:, : len(fill)]
             writer.append("features" + suffix, np.where(np.isnan(features), fill, features))
@@ -199,9 +235,9 @@ def write(
 
 
 def _new_codes(table: Table, facts: Facts) -> list[np.ndarray]:
-    """Map the codes of each category to those in `facts`; 0 for values that training lacks."""
+    """Map the codes of each category to those in `facts`; 0 for values that these lack."""
     known = {column["name"]: column["values"] for column in facts["categories"]}
-    known[table.target] = facts["target"].get("classes", [])
+    known[table.label] = facts["target"].get("classes", [])
     new_codes = []
     for (name, values), column in zip(table.levels.items(), table.codes.T, strict=True):
         code_of = {value: code for code, value in enumerate(known[name], 1)}
@@ -210,7 +246,7 @@ def _new_codes(table: Table, facts: Facts) -> list[np.ndarray]:
         is_unknown = (codes[column] == 0) & (column > 0)
         if is_unknown.any():
             example = values[column[is_unknown.argmax()] - 1]
-            what = f"{is_unknown.sum():,} rows with values that no training row has"
+            what = f"{is_unknown.sum():,} rows with values that too few training rows have"
             print(f"note: column '{name}' has {what}, such as '{example}': they count as missing")
     return new_codes
 
@@ -233,7 +269,11 @@ def prediction_columns(
     classes = store.facts["target"].get("classes", [])
     for name, values in predicted.items():
         if values.ndim > 1:
-            labels = classes if len(classes) == values.shape[1] else range(values.shape[1])
+            labels = classes
+            if "targets" in store.facts:
+                labels = store.facts["target"]["name"]
+            if len(labels) != values.shape[1]:
+                labels = range(values.shape[1])
             for label, column in zip(labels, values.T, strict=True):
                 columns[f"{name} of {label}"] = column
         elif classes and name in ("prediction", "target"):
