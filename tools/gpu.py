@@ -19,7 +19,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("pydantic", "pyyaml", "safetensors", "tqdm", "pytest", "pytest-timeout", "pytest-xdist")
 # Without what they depend on, which is large and on the machine.
-BARE = ("torchao", "transformers>=5.23")
+BARE = ("tokenizers", "torchao", "transformers>=5.23")
 SCRIPT = f"""#!/bin/sh
 # Runs in the repository's root.
 set -e

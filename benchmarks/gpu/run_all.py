@@ -32,6 +32,7 @@ STAGES = {  # in the order of their value
     "timeseries": ("benchmarks/gpu/timeseries.py",),
     "graph": ("benchmarks/gpu/graph.py",),
     "vision": ("benchmarks/gpu/vision.py",),
+    "chat": ("benchmarks/gpu/chat.py",),
     "scripts": ("benchmarks/gpu/scripts.py",),
     "llm": ("benchmarks/gpu/llm.py",),
     "seq2seq": ("benchmarks/gpu/seq2seq.py",),

@@ -10,6 +10,7 @@ from rendering import REPOSITORY
 
 PAGES = REPOSITORY / "docs/benchmarks"
 SHARED = (
+    "chatting",
     "count_step",
     "forecasters",
     "forks",

@@ -571,6 +571,10 @@ FAULTY = {
     "a role that is none of": {"messages": [{"role": "poet", "content": "x"}, ANSWER]},
     "no conversation in the columns a, b": {"a": 1, "b": 2},
     "half of a character": {"prompt": "\ud800", "completion": "x"},
+    "tools that are no list": {"messages": WITH_TOOL, "tools": "none"},
+    "a tool call whose arguments are no object": {
+        "messages": [QUESTION, {**ANSWER, "tool_calls": [{"name": "add", "arguments": "2+2"}]}]
+    },
 }
 
 
@@ -630,6 +634,27 @@ def test_all_forms_become_conversations_and_faulty_rows_are_counted(tmp_path):
     one_error(prepare(tmp_path / "list", list_of), "a JSON document", "run `jq -c")
     one_error(prepare(tmp_path / "none", jsonl(*FAULTY.values())), "no conversation is left")
     assert not (tmp_path / "none/data/manifest.json").exists()
+
+
+def test_rows_for_openai_have_tools_as_json_and_answers_of_weight_0(tmp_path):
+    """JSON is the same conversation as objects: a copy. Nobody learns an answer of weight 0."""
+    call = {"function": {"name": "add", "arguments": json.dumps(CALL["function"]["arguments"])}}
+    with_json = [
+        {**message, "tool_calls": [call]} if "tool_calls" in message else message
+        for message in WITH_TOOL
+    ]
+    wrong = {"role": "assistant", "content": "5", "weight": 0}
+    rows = [
+        {"messages": WITH_TOOL, "tools": TOOLS},
+        {"messages": with_json, "tools": json.dumps(TOOLS)},
+        {"messages": [QUESTION, wrong, QUESTION, {**ANSWER, "weight": 1}]},
+        {"messages": [QUESTION, wrong]},
+    ]
+    result = prepare(tmp_path, jsonl(*rows), "--split", "1,1,0")
+    assert result.code == 0, result.err
+    assert "left out, copies of others: 1" in result.out
+    assert "left out, no answer of the assistant: 1 (chats.jsonl, line 4)" in result.out
+    assert "4<|im_end|>" in [answers for _, answers in stored(tmp_path)]
 
 
 def test_parquet_and_files_of_splits_are_read_like_jsonl(tmp_path):

@@ -50,7 +50,8 @@ class Samples(interfaces.Samples):
             remedy = "raise it, or `prepare` again with a lower --max-tokens"
             raise UserError(what, "data.block_size", remedy)
         bins = pack(lengths, self.block)
-        self.chats = chats[np.argsort(bins, kind="stable")]
+        order = np.argsort(bins, kind="stable")
+        self.chats = chats[order]
         self.ends = np.bincount(bins).cumsum()  # of each sample's conversations
         self.num_tokens = int(lengths.sum())
 
@@ -81,7 +82,8 @@ class Samples(interfaces.Samples):
                 continue
             place = 0
             first_chat = self.ends[index - 1] if index else 0
-            for first, length in self.chats[first_chat : self.ends[index]].tolist():
+            chats = self.chats[first_chat : self.ends[index]]
+            for first, length in chats.tolist():
                 row[place : place + length] = np.arange(first, first + length)
                 place += length
         return dict.fromkeys(("tokens", "answer", "first"), Spans(rows, 1))
@@ -91,18 +93,15 @@ class Samples(interfaces.Samples):
 
         Padding belongs to the last conversation of its sample, which does not look ahead.
         """
-        tokens = rows["tokens"].values[..., 0].to(torch.int64)
-        answer = rows["answer"].values[..., 0]
+        stored = {name: array.values[..., 0] for name, array in rows.items()}
+        tokens = stored["tokens"].to(torch.int64)
         place = torch.arange(tokens.shape[1], device=tokens.device)
-        first = rows["first"].values[..., 0] | (place == 0)  # also without a conversation
-        targets = tokens.masked_fill(~answer, IGNORE)[:, 1:]
+        first = stored["first"] | (place == 0)  # also without a conversation
         start = torch.where(first, place, 0).cummax(1).values
-        return {
-            "tokens": tokens,
-            "targets": functional.pad(targets, (0, 1), value=IGNORE),
-            "first": first,
-            "positions": place - start,
-        }
+        answers = tokens.masked_fill(~stored["answer"], IGNORE)
+        targets = functional.pad(answers[:, 1:], (0, 1), value=IGNORE)
+        positions = place - start
+        return {"tokens": tokens, "targets": targets, "first": first, "positions": positions}
 
 
 # --- conversations to tokens
@@ -130,12 +129,7 @@ def encode(tokenizer: Tokenizer, chats: list[Chat]) -> Iterator[Encoded | Reject
 
     A token is to be predicted if it begins in an answer; of a plain text, all but the first are.
     """
-    rendered: list[Rendered | Rejected] = []
-    for chat in chats:
-        try:
-            rendered.append(render(tokenizer, chat))
-        except Rejected as error:
-            rendered.append(error)
+    rendered = [render(tokenizer, chat) for chat in chats]
     texts = [item.text if isinstance(item, Rendered) else "" for item in rendered]
     for chat, item, encoding in zip(chats, rendered, tokenizer.encode(texts), strict=True):
         if isinstance(item, Rejected):
@@ -145,7 +139,8 @@ def encode(tokenizer: Tokenizer, chats: list[Chat]) -> Iterator[Encoded | Reject
         begins = np.array(encoding.begins, np.int64)
         is_answer = np.zeros(len(tokens), bool)
         for begin, end in item.spans:
-            is_answer |= (begins >= begin) & (begins < end)
+            is_inside = (begins >= begin) & (begins < end)
+            is_answer |= is_inside
         if not chat.messages:
             tokens = np.append(tokens, tokenizer.ends[0])
             is_answer = np.append(is_answer, True)
@@ -153,10 +148,14 @@ def encode(tokenizer: Tokenizer, chats: list[Chat]) -> Iterator[Encoded | Reject
         yield Encoded(tokens, is_answer, item.num_hidden)
 
 
-def render(tokenizer: Tokenizer, chat: Chat) -> Rendered:
-    if chat.messages:
+def render(tokenizer: Tokenizer, chat: Chat) -> Rendered | Rejected:
+    if not chat.messages:
+        whole = (0, len(chat.text))
+        return Rendered(chat.text, [whole])
+    try:
         return tokenizer.rendered(chat.messages, **chat.more)
-    return Rendered(chat.text, [(0, len(chat.text))])
+    except Rejected as error:
+        return error
 
 
 class ChatWriter:
@@ -189,11 +188,11 @@ class ChatWriter:
         chats = iter(chats)
         together = list(islice(chats, TOGETHER))
         while together:
-            for chat, encoded in zip(together, encode(self.tokenizer, together), strict=True):
+            encodings = encode(self.tokenizer, together)
+            for chat, encoded in zip(together, encodings, strict=True):
                 if isinstance(encoded, Rejected):
-                    self.leave_out(
-                        f"left out, rejected by the chat template ({encoded})", chat.where
-                    )
+                    why = f"left out, rejected by the chat template ({encoded})"
+                    self.leave_out(why, chat.where)
                 else:
                     self._write(encoded, chat.where)
             together = list(islice(chats, TOGETHER))
@@ -213,11 +212,10 @@ class ChatWriter:
             self._append(tokens, is_answer)
 
     def _append(self, tokens: np.ndarray, is_answer: np.ndarray) -> None:
-        first = np.zeros(len(tokens), bool)
-        first[0] = True
         self.writer.append("tokens", tokens.astype(self.dtype))
         self.writer.append("answer", is_answer)
-        self.writer.append("first", first)
+        is_first = np.arange(len(tokens)) == 0
+        self.writer.append("first", is_first)
         self.places.append((self.num_tokens, len(tokens)))
         self.num_tokens += len(tokens)
         self.num_answers += int(is_answer.sum())
@@ -257,8 +255,10 @@ def about_sums(count: int) -> Iterator[Chat]:
         for _ in range(numbers.randint(1, 3)):
             first = numbers.randint(0, 99)
             second = numbers.randint(0, 99)
-            messages.append({"role": "user", "content": f"{first} + {second}?"})
-            messages.append({"role": "assistant", "content": f"It is {first + second}."})
+            question = f"{first} + {second}?"
+            answer = f"It is {first + second}."
+            messages.append({"role": "user", "content": question})
+            messages.append({"role": "assistant", "content": answer})
         yield Chat(messages, {})
 
 
@@ -267,9 +267,11 @@ def about_sums(count: int) -> Iterator[Chat]:
 
 def finish(metrics: dict[str, float], store: Store, split: str, sums: Batch) -> dict[str, float]:
     """Add `perplexity`, the exponential of the mean loss per answer token."""
-    return {**metrics, "perplexity": float(np.exp(metrics["loss"]))}
+    perplexity = float(np.exp(metrics["loss"]))
+    return {**metrics, "perplexity": perplexity}
 
 
 def baseline_loss(store: Store, split: str) -> float:
     """Return the loss of a uniform guess over the vocabulary."""
-    return float(np.log(store.facts["vocabulary"]))
+    vocabulary = store.facts["vocabulary"]
+    return float(np.log(vocabulary))

@@ -33,7 +33,8 @@ def answer(project: Project, batch: Batch) -> Batch:
     added = []
     for number in range(TEXTS):
         begin, given, _ = places[number % len(places)]
-        added.append(project.model.generate(tokens[begin:given], ADDED, ends=[]))
+        question = tokens[begin:given]
+        added.append(project.model.generate(question, ADDED, ends=[]))
     return {"added": torch.tensor([added])}
 
 
@@ -43,7 +44,8 @@ def first_questions(batch: Batch) -> list[tuple[int, int, int]]:
     places = []
     for begin in batch["first"][0].nonzero()[:TEXTS, 0].tolist():
         given = next_place(is_answer, begin) + 1  # the target of a token is the next one
-        places.append((begin, given, next_place(~is_answer, given - 1) + 1))
+        end = next_place(~is_answer, given - 1) + 1
+        places.append((begin, given, end))
     return places
 
 
@@ -60,11 +62,13 @@ def examples(batch: Batch, predictions: Batch, project: Project) -> dict[str, st
     paragraphs = ["## Answers to questions of the validation split"]
     for place, added in zip(first_questions(batch), predictions["added"][0].tolist(), strict=False):
         begin, given, end = place
-        ended = [number for number, token in enumerate(added) if token in tokenizer.ends]
+        question = tokenizer.library.decode(tokens[begin:given], skip_special_tokens=False)
+        ends = [number for number, token in enumerate(added) if token in tokenizer.ends]
+        length = min(ends, default=ADDED)
         quoted = {
-            "Question": tokenizer.library.decode(tokens[begin:given], skip_special_tokens=False),
+            "Question": question,
             "Answer in the data": tokenizer.decode(tokens[given:end]),
-            "Answer of the model": tokenizer.decode(added[: min(ended, default=ADDED)]),
+            "Answer of the model": tokenizer.decode(added[:length]),
         }
         for title, text in quoted.items():
             lines = [f"    {line}" for line in text.splitlines()]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .cross_entropy import cross_entropy
+from .cross_entropy import autocast_dtype, cross_entropy
 from .dataset import IGNORE
 from .engine.compute.gpus import this_card
 from .engine.errors import UserError, note
@@ -74,13 +74,15 @@ class Documents(NamedTuple):
 
 def find_documents(first: Tensor, dtype: torch.dtype) -> Documents:
     """Describe the conversations. first (B, T) is True at the first token of each."""
+    num_samples, longest = first.shape
     if first.is_meta or type(first) is not Tensor:  # a shape alone, to count FLOPs and memory
-        return Documents(lengths=[first.shape[1]] * len(first))
+        return Documents(lengths=[longest] * num_samples)
     if is_on_host(first):
         begins = first.flatten().nonzero()[:, 0].tolist()  # host sync, on the host
-        return Documents(lengths=np.diff([*begins, first.numel()]).tolist())
+        lengths = np.diff([*begins, first.numel()]).tolist()
+        return Documents(lengths=lengths)
     if has_varlen(first.device, dtype):
-        return Documents(borders=borders_of(first), longest=first.shape[1])
+        return Documents(borders=borders_of(first), longest=longest)
     note("attention masks most of a batch, which is slow; half precision from sm 8.0 on does not")
     return Documents(mask=mask_of(first))
 
@@ -98,29 +100,34 @@ def borders_of(first: Tensor) -> Tensor:
     """
     count = first.numel()
     size = count // 2 + len(first)
-    places = torch.nonzero_static(first.flatten(), size=size, fill_value=count)
-    return functional.pad(places[:, 0], (0, 1), value=count).int()
+    begins = torch.nonzero_static(first.flatten(), size=size, fill_value=count)[:, 0]
+    borders = functional.pad(begins, (0, 1), value=count)
+    return borders.int()
 
 
 def mask_of(first: Tensor) -> Tensor:
     """Return where a query may look (N, N): at earlier tokens of its conversation."""
     number = first.flatten().cumsum(0)
     place = torch.arange(len(number), device=first.device)
-    return (number[:, None] == number) & (place[:, None] >= place)
+    is_same = number[:, None] == number
+    is_earlier = place[:, None] >= place
+    return is_same & is_earlier
 
 
 def has_varlen(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether torch has an attention over texts of any length for this device and dtype."""
     if device.type != "cuda" or dtype not in (torch.float16, torch.bfloat16):
         return False
-    return (this_card(device).capability or (0, 0)) >= VARLEN_CAPABILITY
+    capability = this_card(device).capability or (0, 0)
+    return capability >= VARLEN_CAPABILITY
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, documents: Documents) -> Tensor:
     """Causal attention inside each document: query (N, H, D), key and value with fewer heads."""
     if documents.lengths is not None:
         parts = [tensor.split(documents.lengths) for tensor in (query, key, value)]
-        return torch.cat([causal(*part) for part in zip(*parts, strict=True)])
+        each = [causal(*part) for part in zip(*parts, strict=True)]
+        return torch.cat(each)
     if documents.borders is not None:
         from torch.nn.attention.varlen import varlen_attn
 
@@ -144,13 +151,10 @@ def attend(query: Tensor, key: Tensor, value: Tensor, documents: Documents) -> T
 
 def causal(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
     """Causal attention of query (T, H, D); a single query sees all keys (S, H, D)."""
+    is_causal = mask is None and len(query) > 1
+    heads_first = [tensor.transpose(0, 1)[None] for tensor in (query, key, value)]
     mixed = functional.scaled_dot_product_attention(
-        query.transpose(0, 1)[None],
-        key.transpose(0, 1)[None],
-        value.transpose(0, 1)[None],
-        attn_mask=mask,
-        is_causal=mask is None and len(query) > 1,
-        enable_gqa=True,
+        *heads_first, attn_mask=mask, is_causal=is_causal, enable_gqa=True
     )
     return mixed[0].transpose(0, 1)
 
@@ -158,20 +162,18 @@ def causal(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
 class Cache:
     """Keys and values of one layer, for the tokens so far."""
 
-    def __init__(self, longest: int):
-        self.longest = longest
-        self.length = 0
-        self.stored: list[Tensor] = []
+    def __init__(self) -> None:
+        self.key: Tensor | None = None
+        self.value: Tensor | None = None
 
-    def add(self, *new: Tensor) -> list[Tensor]:
+    def add(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Keep new keys and values (T, H, D); return those of all tokens so far."""
-        if not self.stored:
-            self.stored = [tensor.new_empty(self.longest, *tensor.shape[1:]) for tensor in new]
-        end = self.length + len(new[0])
-        for stored, tensor in zip(self.stored, new, strict=True):
-            stored[self.length : end] = tensor
-        self.length = end
-        return [stored[:end] for stored in self.stored]
+        if self.key is not None and self.value is not None:
+            key = torch.cat([self.key, key])
+            value = torch.cat([self.value, value])
+        self.key = key
+        self.value = value
+        return key, value
 
 
 class Attention(nn.Module):
@@ -204,14 +206,17 @@ class Attention(nn.Module):
         key = rotate(key, rotation).to(value.dtype)
         if cache is not None:
             key, value = cache.add(key, value)
-        return self.o_proj(attend(query, key, value, documents).flatten(-2))
+        mixed = attend(query, key, value, documents)
+        return self.o_proj(mixed.flatten(-2))
 
 
 def rotate(x: Tensor, rotation: Tensor) -> Tensor:
     """Rotate each pair (d, d + D/2) of x (N, H, D). rotation: cosine and sine (2, N, 1, D/2)."""
     cos, sin = rotation
     first, second = x.chunk(2, -1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+    rotated_first = first * cos - second * sin
+    rotated_second = second * cos + first * sin
+    return torch.cat([rotated_first, rotated_second], -1)
 
 
 class Hidden(nn.Module):
@@ -224,7 +229,8 @@ class Hidden(nn.Module):
         self.down_proj = nn.Linear(sizes.hidden, sizes.width, bias=sizes.hidden_bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
+        gate = functional.silu(self.gate_proj(x))
+        return self.down_proj(gate * self.up_proj(x))
 
 
 class Block(nn.Module):
@@ -270,9 +276,10 @@ class Decoder(nn.Module):
         for name, weight in self.named_parameters():
             if weight.dim() < 2:
                 continue
-            is_residual = name.endswith(("o_proj.weight", "down_proj.weight"))
-            scale = 1 / math.sqrt(2 * self.sizes.layers) if is_residual else 1.0
-            nn.init.normal_(weight, std=0.02 * scale)
+            deviation = 0.02
+            if name.endswith(("o_proj.weight", "down_proj.weight")):  # the residual branches
+                deviation /= math.sqrt(2 * self.sizes.layers)
+            nn.init.normal_(weight, std=deviation)
 
     def blocks(self) -> list[nn.Module]:
         """The layers, which are compiled, checkpointed and sharded one by one."""
@@ -295,26 +302,30 @@ class Decoder(nn.Module):
         rotation = torch.stack([angles.cos(), angles.sin()])
         x = self.embed_tokens(tokens)
         for number, layer in enumerate(self.layers):
-            x = layer(x, rotation, documents, caches[number] if caches else None)
+            cache = caches[number] if caches else None
+            x = layer(x, rotation, documents, cache)
         return self.norm(x)
 
     def states_of(self, batch: Batch) -> Tensor:
-        documents = find_documents(batch["first"], autocast_dtype(batch["first"].device.type))
-        return self.states(batch["tokens"].flatten(), batch["positions"].flatten(), documents)
+        first = batch["first"]
+        documents = find_documents(first, autocast_dtype(first.device.type))
+        tokens = batch["tokens"].flatten()
+        positions = batch["positions"].flatten()
+        return self.states(tokens, positions, documents)
 
     def logits(self, batch: Batch) -> Tensor:
         """Return the logits of each next token (B, T, V)."""
-        logits = functional.linear(self.states_of(batch), self.head_weight)
+        states = self.states_of(batch)
+        logits = functional.linear(states, self.head_weight)
         return logits.unflatten(0, batch["tokens"].shape)
 
     def forward(self, batch: Batch) -> Output:
         x = self.states_of(batch)
         targets = batch["targets"].flatten()
-        answers = targets != IGNORE
-        if is_on_host(targets):
-            # Logits are needed for answers only. On a GPU, counting these would be a host sync.
-            x = x[answers]  # host sync, on the host
-            targets = targets[answers]  # host sync, on the host
+        # Logits are needed for answers only. On a GPU, counting these would be a host sync.
+        chosen = targets != IGNORE if is_on_host(targets) else slice(None)
+        x = x[chosen]  # host sync, on the host
+        targets = targets[chosen]  # host sync, on the host
         total, is_right = cross_entropy(x, self.head_weight, targets, not self.training)
         present = targets != IGNORE
         total_weight = present.sum(dtype=torch.float32)
@@ -322,9 +333,7 @@ class Decoder(nn.Module):
         if self.training:
             return output
 
-        number = batch["first"].flatten().cumsum(0)
-        if is_on_host(targets):
-            number = number[answers]  # host sync, on the host
+        number = batch["first"].flatten().cumsum(0)[chosen]  # host sync, on the host
         most = batch["first"].numel()
         return output._replace(metrics=hits(is_right, present, number, most, total_weight))
 
@@ -349,12 +358,12 @@ class Decoder(nn.Module):
         """
         device = self.frequencies.device
         random = torch.Generator(device).manual_seed(seed)
-        caches = [Cache(len(tokens) + count) for _ in self.layers]
+        caches = [Cache() for _ in self.layers]
         new = tokens
         added: list[int] = []
         while len(added) < count:
-            start = len(tokens) + len(added) - len(new)
-            positions = torch.arange(start, start + len(new), device=device)
+            end = len(tokens) + len(added)
+            positions = torch.arange(end - len(new), end, device=device)
             # torch.compile would compile again for every length.
             with torch.compiler.set_stance("force_eager"):
                 given = torch.tensor(new, device=device)
@@ -368,13 +377,6 @@ class Decoder(nn.Module):
         return added
 
 
-def autocast_dtype(device: str) -> torch.dtype:
-    """Return the dtype in which attention computes."""
-    if device != "meta" and torch.is_autocast_enabled(device):
-        return torch.get_autocast_dtype(device)
-    return torch.float32
-
-
 def hits(
     is_right: Tensor, present: Tensor, number: Tensor, most: int, total_weight: Tensor
 ) -> dict[str, tuple[Tensor, Tensor]]:
@@ -382,13 +384,14 @@ def hits(
 
     If every token is right given the true ones before it, greedy decoding gives this answer.
     """
-    counts = torch.zeros(2, most + 1, device=number.device)
-    counts = counts.index_add(1, number, torch.stack([is_right & present, present]).float())
+    ones = torch.stack([is_right & present, present]).float()
+    counts = torch.zeros(2, most + 1, device=number.device).index_add(1, number, ones)
     right, known = counts
-    exact = ((right == known) & (known > 0)).sum()
+    has_answer = known > 0
+    is_exact = has_answer & (right == known)
     return {
         "token_accuracy": (right.sum(), total_weight),
-        "exact_match": (exact, (known > 0).sum()),
+        "exact_match": (is_exact.sum(), has_answer.sum()),
     }
 
 
@@ -399,4 +402,5 @@ def draw(logits: Tensor, temperature: float, top_k: int, random: torch.Generator
     if 0 < top_k < logits.shape[-1]:
         least = logits.topk(top_k).values[:, -1:]
         logits = logits.masked_fill(logits < least, -math.inf)
-    return torch.multinomial((logits / temperature).softmax(-1), 1, generator=random)
+    probabilities = (logits / temperature).softmax(-1)
+    return torch.multinomial(probabilities, 1, generator=random)

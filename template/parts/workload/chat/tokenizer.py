@@ -152,7 +152,7 @@ class Tokenizer:
         spans = []
         num_hidden = 0
         for number, message in enumerate(messages):
-            if message["role"] != "assistant":
+            if not is_trained(message):
                 continue
             before = self.render(messages[:number], answers=True, **more)
             turn = self.render(messages[: number + 1], **more)
@@ -161,6 +161,11 @@ class Tokenizer:
             else:
                 num_hidden += 1
         return Rendered(text, spans, num_hidden)
+
+
+def is_trained(message: Message) -> bool:
+    """Whether a message is an answer to learn; one of weight 0 is not, as in OpenAI's format."""
+    return message["role"] == "assistant" and message.get("weight") != 0
 
 
 def restore(facts: dict[str, Any]) -> Tokenizer:

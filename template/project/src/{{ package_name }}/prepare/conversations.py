@@ -10,10 +10,11 @@ from typing import Any
 from ..dataset import Chat
 from ..engine.errors import UserError
 from ..texts import ROWS, Seen, check_text, open_text, parquet_rows, row_format
+from ..tokenizer import is_trained
 
 Row = dict[str, Any]
-Found = Iterator[tuple[str, Any]]
-"""Where a row is, and its content; or the `Faulty` that it is."""
+Rows = Iterator[tuple[str, Any]]
+"""Where each row is, and its content: an object, unless it is faulty."""
 
 ROLES = {
     "system": "system",
@@ -47,10 +48,12 @@ class LeftOut:
         self.places.setdefault(why, []).append(where)
 
     def lines(self) -> Iterator[str]:
-        """Yield a line for each reason."""
-        for why, places in self.places.items():
+        """Yield a line for each reason, the most frequent one first."""
+        by_count = sorted(self.places.items(), key=lambda entry: -len(entry[1]))
+        for why, places in by_count:
             more = ", …" if len(places) > 3 else ""
-            yield f"{why}: {len(places):,} ({'; '.join(places[:3])}{more})"
+            named = "; ".join(places[:3])
+            yield f"{why}: {len(places):,} ({named}{more})"
 
 
 # --- forms of rows
@@ -82,8 +85,9 @@ def as_alpaca(row: Row) -> list[Row]:
 
 
 def question_and_answer(question: Any, answer: Any) -> list[Row]:
-    messages = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-    return as_messages({"messages": messages})
+    asked = {"role": "user", "content": question}
+    answered = {"role": "assistant", "content": answer}
+    return as_messages({"messages": [asked, answered]})
 
 
 # The columns of each form, and the function that reads it.
@@ -109,7 +113,20 @@ def as_message(message: Row, role: str, content: str) -> Row:
     named = known.pop(role)
     if named not in ROLES:
         raise Faulty(f"a role that is none of {', '.join(ROLES)}")
+    for call in known.get("tool_calls", []):
+        function = call.get("function", call)
+        function["arguments"] = arguments_of(function)
     return {"role": ROLES[named], "content": text, **known}
+
+
+def arguments_of(function: Row) -> Any:
+    """Return the arguments of a call as an object, which templates expect; OpenAI has JSON."""
+    arguments = function.get("arguments") or {}
+    if isinstance(arguments, str):
+        arguments = parsed(arguments)
+    if not isinstance(arguments, dict):
+        raise Faulty("a tool call whose arguments are no object")
+    return arguments
 
 
 def text_of(part: Any) -> str:
@@ -133,25 +150,27 @@ def without_null(value: Any) -> Any:
 
 def read_chats(path: Path, seen: Seen, left_out: LeftOut) -> Iterator[Chat]:
     """Yield the new conversations of a file."""
-    read = _parquet if row_format(path, "") == ROWS[1] else _json_lines
-    for where, row in read(path):
+    for where, row in rows_of(path, row_format(path, "")):
         try:
-            if isinstance(row, Faulty):
-                raise row
             chat = read_chat(row, where)
         except Faulty as error:
             left_out.add(f"left out, {error}", where)
             continue
-        if seen.add(json.dumps([chat.messages, chat.more, chat.text])):
+        content = json.dumps([chat.messages, chat.more, chat.text])
+        if seen.add(content):
             yield chat
 
 
-def read_chat(row: Row, where: str = "") -> Chat:
+def rows_of(path: Path, kind: str) -> Rows:
+    return parquet_rows(path) if kind == ROWS[1] else json_lines(path)
+
+
+def read_chat(row: Any, where: str = "") -> Chat:
     """Return the conversation of a row; or raise `Faulty`."""
     messages = messages_of(row)
     if messages is not None:
         check_messages(messages)
-        more = {"tools": without_null(row["tools"])} if row.get("tools") else {}
+        more = {"tools": tools_of(row["tools"])} if row.get("tools") else {}
         check_characters(json.dumps([messages, more], ensure_ascii=False))
         return Chat(messages, more, where=where)
     if isinstance(row.get("text"), str) and row["text"].strip():
@@ -160,8 +179,22 @@ def read_chat(row: Row, where: str = "") -> Chat:
     raise Faulty(f"no conversation in the columns {', '.join(sorted(row)) or '(none)'}")
 
 
-def messages_of(row: Row) -> list[Row] | None:
-    """Return the messages of a row, whose columns say which form it has; None if it has none."""
+def tools_of(tools: Any) -> list[Any]:
+    """Return the list of tools, which may also be written as JSON."""
+    listed = parsed(tools) if isinstance(tools, str) else without_null(tools)
+    if not isinstance(listed, list):
+        raise Faulty("tools that are no list")
+    return listed
+
+
+def messages_of(row: Any, **assumed: str) -> list[Row] | None:
+    """Return the messages of a row, whose columns say which form it has; None if it has none.
+
+    assumed: columns that the row may lack.
+    """
+    if not isinstance(row, dict):
+        raise Faulty("no JSON object")
+    row = {**assumed, **row}
     columns = {name for name, value in row.items() if value is not None}
     for needed, read in FORMS:
         if needed <= columns:
@@ -182,11 +215,9 @@ def read_questions(path: Path) -> list[list[Row]]:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
         return [[{"role": "user", "content": line}] for line in lines if line.strip()]
     found = []
-    for where, row in (_parquet if kind == ROWS[1] else _json_lines)(path):
+    for where, row in rows_of(path, kind):
         try:
-            if isinstance(row, Faulty):
-                raise row
-            messages = messages_of({"completion": "", "output": "", **row}) or []
+            messages = messages_of(row, completion="", output="") or []
         except Faulty as error:
             raise UserError(str(error), where, "see `prepare --help` for the columns") from error
         while messages and messages[-1]["role"] == "assistant":
@@ -201,15 +232,15 @@ def check_messages(messages: list[Row]) -> None:
     """Raise `Faulty` for an order of roles that no model has learned, and for empty answers."""
     roles = [message["role"] for message in messages]
     turns = [role for role in roles if role not in ("system", "developer")]
-    if "assistant" not in turns:
+    answers = [message for message in messages if is_trained(message)]
+    if not answers:
         raise Faulty("no answer of the assistant")
     if roles[-len(turns) :] != turns or len(roles) - len(turns) > 1:
         raise Faulty("a system message that is not the first one")
     if turns[0] == "assistant":
         raise Faulty("an answer of the assistant before any question")
-    for message in messages:
-        is_answer = message["role"] == "assistant"
-        if is_answer and not message["content"].strip() and not message.get("tool_calls"):
+    for message in answers:
+        if not message["content"].strip() and not message.get("tool_calls"):
             raise Faulty("an empty answer")
 
 
@@ -221,7 +252,7 @@ def check_characters(text: str) -> None:
         raise Faulty("half of a character") from error
 
 
-def _json_lines(path: Path) -> Found:
+def json_lines(path: Path) -> Rows:
     with open_text(path, "", ROWS[0]) as (_, file, tick):
         for number, line in enumerate(file, 1):
             tick()
@@ -231,13 +262,8 @@ def _json_lines(path: Path) -> Found:
 
 
 def parsed(text: str) -> Any:
+    """Return the content of a line, or None if it is no JSON."""
     try:
-        row = json.loads(text)
+        return json.loads(text)
     except (ValueError, RecursionError):
-        row = None
-    return row if isinstance(row, dict) else Faulty("no JSON object")
-
-
-def _parquet(path: Path) -> Found:
-    for number, (_, row) in enumerate(parquet_rows(path), 1):
-        yield f"{path.name}, row {number}", row
+        return None
