@@ -43,8 +43,9 @@ from running import last_checkpoint, losses, newest_run, resumes  # noqa: E402
 PEER = ROOT / ".venv-chat/bin/python"  # `make bench PART=chat` makes it
 MODEL = ROOT / "build/SmolLM2-135M-Instruct"
 BLOCK = 1024
-BATCH = 8  # conversations of a padded batch
-STEPS = 2  # of a round
+BATCH = 4  # conversations of a padded batch: 8 of 1,024 tokens would need 17 GB
+STEPS = 2  # packed samples of a round
+BATCHES = 4  # padded batches of a round
 CHATS = 4000
 FILES: int | None = None  # of the standard library and of NumPy that are read
 TASK_BLOCK = 512
@@ -57,10 +58,22 @@ Turns = list[tuple[str, str]]  # questions and answers of a conversation
 
 def shrink() -> None:
     """Takes the sizes of a rehearsal."""
-    global BLOCK, BATCH, STEPS, CHATS, FILES, TASK_BLOCK, TASK_STEPS, TASK, EQUAL_STEPS, REHEARSED
+    global \
+        BLOCK, \
+        BATCH, \
+        STEPS, \
+        BATCHES, \
+        CHATS, \
+        FILES, \
+        TASK_BLOCK, \
+        TASK_STEPS, \
+        TASK, \
+        EQUAL_STEPS, \
+        REHEARSED
     BLOCK = 4096
     BATCH = 2
     STEPS = 1
+    BATCHES = 1
     CHATS = 30
     FILES = 20
     TASK_BLOCK = 256
@@ -315,7 +328,7 @@ def speed(rounds: int, folder: Path) -> tuple[dict[str, Any], str]:
     other = None
     if PEER.exists():
         chats = write_rows(ours.folder / "rows.jsonl", store.rows())
-        sizes = ("--block", BLOCK, "--batch", BATCH, "--steps", STEPS)
+        sizes = ("--block", BLOCK, "--packs", STEPS, "--batch", BATCH, "--steps", BATCHES)
         pipe = subprocess.PIPE
         command = peer("speed", model, chats, *sizes)
         null = subprocess.DEVNULL

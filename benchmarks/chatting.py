@@ -113,7 +113,7 @@ def speed(plan: argparse.Namespace) -> None:
             options["per_device_train_batch_size"] = plan.batch
             if side == "packed":
                 options |= {"packing": True, "max_length": plan.block}
-                options["per_device_train_batch_size"] = 1
+                options |= {"per_device_train_batch_size": 1, "max_steps": plan.packs}
             else:
                 options["train_sampling_strategy"] = "sequential"
             trainer = trainer_of(side, model, tokenizer, rows, options)
@@ -258,6 +258,7 @@ def main() -> None:
     parser.add_argument("--block", type=int, default=1024)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--steps", type=int, default=2)
+    parser.add_argument("--packs", type=int, default=2, help="steps with packing")
     parser.add_argument("--rate", type=float, default=1e-3, help="learning rate of `equal`")
     plan = parser.parse_args()
     import torch
