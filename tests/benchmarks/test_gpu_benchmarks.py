@@ -18,8 +18,8 @@ PAGES = REPOSITORY / "docs/benchmarks"
 WITH_FP8 = {"loader": "memmap", "precision": "fp8", "extras": ["watch"]}
 # The page of each part, and the answers of its project.
 PARTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "chat": ("chat", {"workload": "chat", "loader": "dataloader"}),
     "graph": ("graph", {"workload": "graph", "loader": "dataloader"}),
+    "chat": ("chat", {"workload": "chat", "loader": "dataloader"}),
     "llm": ("llm", {"workload": "llm", **WITH_FP8}),
     "scripts": ("script", {"workload": "llm", **WITH_FP8}),
     "seq2seq": ("seq2seq", {"workload": "seq2seq", "loader": "dataloader", "precision": "fp8"}),
