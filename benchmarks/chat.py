@@ -43,7 +43,7 @@ from running import last_checkpoint, losses, newest_run, resumes  # noqa: E402
 PEER = ROOT / ".venv-chat/bin/python"  # `make bench PART=chat` makes it
 MODEL = ROOT / "build/SmolLM2-135M-Instruct"
 BLOCK = 1024
-BATCH = 4  # conversations of a padded batch: 8 of 1,024 tokens would need 17 GB
+BATCH = 4  # conversations of a padded batch: one of 8, with 1,024 tokens, took 16 GB
 STEPS = 2  # packed samples of a round
 BATCHES = 4  # padded batches of a round
 CHATS = 4000

@@ -152,9 +152,9 @@ def attend(query: Tensor, key: Tensor, value: Tensor, documents: Documents) -> T
 def causal(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
     """Causal attention of query (T, H, D); a single query sees all keys (S, H, D)."""
     is_causal = mask is None and len(query) > 1
-    heads_first = [tensor.transpose(0, 1)[None] for tensor in (query, key, value)]
+    query, key, value = (tensor.transpose(0, 1)[None] for tensor in (query, key, value))
     mixed = functional.scaled_dot_product_attention(
-        *heads_first, attn_mask=mask, is_causal=is_causal, enable_gqa=True
+        query, key, value, attn_mask=mask, is_causal=is_causal, enable_gqa=True
     )
     return mixed[0].transpose(0, 1)
 
