@@ -185,6 +185,8 @@ def main(site: Path) -> int:
     for line in requests:
         print(f"error: a page asks another host: {line}", file=sys.stderr)
     print(f"{site}/index.html")
+    if has_configurator:
+        print(f"{site}/{CONFIGURATOR}")
     return 1 if requests else 0
 
 

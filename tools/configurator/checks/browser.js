@@ -122,6 +122,80 @@ async function comparison() {
   await page.close();
 }
 
+/** What one answer does to others: those that it hides or brings are told, or follow it. */
+async function consequences() {
+  const page = await open(`${disk}#workload=llm&distributed=ddp&tracker=wandb&extras=ema`);
+  await press(page, "#layout-script");
+  await settled(page);
+  const notice = await text(page, "#notice");
+  const lost = ["distributed: ddp is dropped", "tracker: wandb is", "extras: ema is"];
+  const untold = lost.filter((words) => !notice.includes(words));
+  check("answers that a script has no question for are dropped aloud", untold.length === 0, notice);
+  await press(page, "#layout-package");
+  await press(page, "#extras-check");
+  await press(page, "#workload-chat");
+  const chosen = () => page.evaluate("configurator.state.answers.extras.join()");
+  check("a workload brings its usual extras", (await chosen()) === "check,lora,export");
+  await press(page, "#extras-lora");
+  await press(page, "#workload-llm");
+  check("and takes them away again", (await chosen()) === "check", await chosen());
+  await page.close();
+}
+
+const OWN = `# Copier writes this file.
+_commit: v0.0.1
+_src_path: gh:org/fasttrain-template
+extras:
+- check
+- 'export'
+gpu: cpu
+package_name: bird_song
+project_description: 'It''s a long text, which ends
+    here'
+project_name: 'Bird: song'
+workload: tabular
+`;
+
+async function ownProject() {
+  const page = await open(`${disk}#project_name=theirs&workload=tabular&gpu=t4&extras=ema`);
+  const paste = async (content) => {
+    await press(page, "#own");
+    await page.$eval(
+      "#own-text",
+      (area, value) => {
+        area.value = value;
+      },
+      content,
+    );
+    await press(page, "#own-dialog .strong");
+  };
+  await paste("nothing: of use");
+  const refusal = await text(page, "#notice");
+  check("another file is no project", refusal.includes("none of the answers"), refusal);
+  await paste(OWN);
+  await page.waitForFunction("!document.getElementById('update').hidden");
+  const update = await text(page, "#update-command");
+  const expected = "copier update --defaults -r :current: -d gpu=t4 -d 'extras=[ema]'";
+  check("an update of one's own project to answers of a link", update === expected, update);
+  const command = await text(page, "#command");
+  const names = ["'project_name=Bird: song'", "a long text, which ends here'", "bird-song"];
+  const missing = names.filter((name) => !command.includes(name));
+  check("its names stay", missing.length === 0, command);
+  check("its version is told", (await text(page, "#notice")).includes("version v0.0.1"));
+  await page.setViewport({ width: 390, height: 844, isMobile: true });
+  await press(page, "#tabs [data-pane=files]");
+  const wider = await page.evaluate("document.documentElement.scrollWidth - 390");
+  check("a comparison is not wider than a phone", wider <= 0, wider);
+  await page.setViewport({ width: 1280, height: 900 });
+  await isShown(page);
+  await page.evaluate("location.hash = ''");
+  await page.waitForFunction("configurator.state.answers.workload === 'timeseries'");
+  await paste(OWN);
+  const equal = await text(page, "#update-command");
+  check("without a choice, both sides are one's own", equal.startsWith("# the answers"), equal);
+  await page.close();
+}
+
 async function faults() {
   const page = await open(disk);
   await page.$eval("#names", (details) => {
@@ -226,7 +300,8 @@ async function served() {
   server.close();
 }
 
-for (const part of [answers, keyboard, comparison, faults, copying, work, looks, served]) {
+const parts = [answers, keyboard, comparison, consequences, ownProject, faults, copying, work];
+for (const part of [...parts, looks, served]) {
   await part();
 }
 const own = ["file:", "data:", "blob:", "http://127.0.0.1"];

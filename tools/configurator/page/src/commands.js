@@ -1,6 +1,6 @@
 // Commands to paste into a shell: sh, bash and zsh, or PowerShell.
 
-import { distributionName } from "./names.js";
+import { distributionName, NAMES } from "./names.js";
 
 const RELEASE = /^v?\d+\.\d+\.\d+$/;
 
@@ -42,12 +42,15 @@ export function copyCommand(template, answers, shell = "posix") {
   return ["copier copy --defaults", ...release, ...options, source, folder].join(" ");
 }
 
-/** The command that brings other answers into a project; "" if they are equal. */
+/**
+ * The command that brings other answers into a project; "" if they are equal. It has no names: an
+ * update that renames the package deletes its old folder, with the edits in it.
+ */
 export function updateCommand(template, before, after, shell = "posix") {
   const options = [];
   for (const name of template.questions.keys()) {
     const isOther = JSON.stringify(before[name]) !== JSON.stringify(after[name]);
-    if (template.isAsked(name, after) && isOther) {
+    if (template.isAsked(name, after) && isOther && !NAMES.includes(name)) {
       options.push(option(name, after[name], shell));
     }
   }

@@ -1,6 +1,7 @@
 // Links: the answers that differ from the defaults, and the version of the template.
 
-const TYPED = ["project_name", "package_name", "project_description"];
+import { NAMES } from "./names.js";
+import { readYaml } from "./yaml.js";
 
 function words(given) {
   const result = new URLSearchParams();
@@ -31,9 +32,7 @@ export function readLink(template, hash) {
   const notices = [];
   const version = parameters.get("v");
   if (version && version !== template.data.version) {
-    notices.push(
-      `The link was made for version ${version}; this page shows ${template.data.version}.`,
-    );
+    notices.push(`The link was made for version ${version}; ${shown(template)}`);
   }
   const [answers, dropped] = answersOf(template, parameters, ["vs", "file", "v"]);
   notices.push(...dropped);
@@ -42,6 +41,24 @@ export function readLink(template, hash) {
     other = answersOf(template, new URLSearchParams(parameters.get("vs")), [])[0];
   }
   return { answers, other, path: parameters.get("file") ?? "", notices };
+}
+
+function shown(template) {
+  return `this page shows ${template.data.version}.`;
+}
+
+/** The answers of a .copier-answers.yml, and what a person has to know; null if it has none. */
+export function readAnswers(template, text) {
+  const { _commit: version, ...content } = readYaml(text);
+  const stored = Object.entries(content).filter(([name]) => !name.startsWith("_"));
+  if (!stored.some(([name]) => template.questions.has(name))) {
+    return null;
+  }
+  const [answers, notices] = answersOf(template, stored, []);
+  if (version && version !== template.data.version) {
+    notices.unshift(`Your project has version ${version}; ${shown(template)}`);
+  }
+  return [answers, notices];
 }
 
 function answersOf(template, parameters, others) {
@@ -61,7 +78,7 @@ function answersOf(template, parameters, others) {
 
 function parsed({ name, multiple }, value) {
   if (multiple) {
-    return value.split(",").filter(Boolean);
+    return [value].flat().join(",").split(",").filter(Boolean);
   }
   return name === "gpu_memory_gb" ? Number(value) : value;
 }
@@ -72,7 +89,7 @@ export function repaired(template, given) {
   const dropped = dropUnknown(template, kept);
   for (;;) {
     const problems = template.problems(kept);
-    const isDroppable = ([name]) => kept[name] !== undefined && !TYPED.includes(name);
+    const isDroppable = ([name]) => kept[name] !== undefined && !NAMES.includes(name);
     const problem = problems.find(isDroppable);
     if (!problem) {
       return [kept, dropped];
@@ -80,7 +97,8 @@ export function repaired(template, given) {
     const [name, reason] = problem;
     const answers = template.complete(kept);
     if (!template.isAsked(name, answers)) {
-      delete kept[name]; // it follows from other answers, as each of its choices says
+      dropped.push(...forgotten(template, kept, name, reason));
+      delete kept[name];
       continue;
     }
     const items = [kept[name]].flat();
@@ -92,6 +110,35 @@ export function repaired(template, given) {
       delete kept[name];
     }
   }
+}
+
+/** What to say of an answer to a question that is not asked; nothing if it is the default. */
+function forgotten(template, kept, name, reason) {
+  const usual = template.complete({ ...kept, [name]: undefined })[name];
+  if (JSON.stringify(usual) === JSON.stringify(kept[name])) {
+    return [];
+  }
+  return [`${name}: ${[kept[name]].flat().join(", ")} is dropped: ${reason}.`];
+}
+
+/**
+ * Answers after a change, in which choices follow their default: without those that only the old
+ * default had, with those that the new one adds.
+ */
+export function followed(template, before, given) {
+  const result = { ...given };
+  for (const { name, multiple } of template.data.questions) {
+    if (!multiple || before[name] === undefined || before[name] !== given[name]) {
+      continue;
+    }
+    const old = template.complete({ ...before, [name]: undefined })[name];
+    const usual = template.complete({ ...given, [name]: undefined })[name];
+    const added = given[name].filter((value) => !old.includes(value));
+    const removed = old.filter((value) => !given[name].includes(value));
+    const kept = usual.filter((value) => !removed.includes(value));
+    result[name] = [...new Set([...kept, ...added])];
+  }
+  return result;
 }
 
 function wrapped(value, item) {

@@ -6,7 +6,8 @@ import { folderOf } from "./commands.js";
 import { byId, copy, narrow, say, several, written } from "./dom.js";
 import { differences, firstDifference, markCurrent, showTree, usualPath } from "./files.js";
 import { buildForm, showForm } from "./form.js";
-import { readLink, repaired, writeLink } from "./links.js";
+import { followed, readAnswers, readLink, repaired, writeLink } from "./links.js";
+import { NAMES } from "./names.js";
 import { presets as presetsOf } from "./presets.js";
 import { download, fillPresets, nameOf, showTake } from "./take.js";
 import { Template } from "./template.js";
@@ -14,11 +15,11 @@ import { followTheme } from "./theme.js";
 import { sizeOf } from "./tokens.js";
 
 const template = new Template(globalThis.CONFIGURATOR);
+const KEPT = "Kept. Change answers to see the difference.";
 const presets = {};
 for (const [name, answers] of Object.entries(presetsOf(template))) {
   presets[name] = repaired(template, answers)[0];
 }
-const TYPED = ["project_name", "package_name", "project_description"];
 
 const state = {
   given: {}, // what the person chose
@@ -175,7 +176,7 @@ function change(target) {
     delete given.gpu_memory_gb;
   }
   // Answers that another answer makes impossible are dropped aloud.
-  const [kept, dropped] = repaired(template, given);
+  const [kept, dropped] = repaired(template, followed(template, state.given, given));
   if (target.type === "number" && !(name in kept)) {
     kept[name] = given[name]; // shown as an error beside the field, while it is typed
   }
@@ -185,10 +186,34 @@ function change(target) {
   step();
 }
 
-/** A preset, with the names that the person typed. */
-function preset(name) {
-  const typed = TYPED.filter((key) => key in state.given);
-  return { ...presets[name], ...Object.fromEntries(typed.map((key) => [key, state.given[key]])) };
+/** These answers, for the project that has these names. */
+function named(answers, names) {
+  const result = { ...answers };
+  for (const name of NAMES) {
+    delete result[name];
+    if (name in names) {
+      result[name] = names[name];
+    }
+  }
+  return result;
+}
+
+/** Compare with the project that a person has. The names that it has stay. */
+function compareOwn(text) {
+  const read = readAnswers(template, text);
+  if (!read) {
+    byId("notice").textContent = "This is no .copier-answers.yml: it has none of the answers.";
+    return;
+  }
+  const [own, notices] = read;
+  const chosen = Object.keys(template.different(state.answers));
+  const isStart = chosen.every((name) => NAMES.includes(name));
+  state.other = own;
+  state.given = isStart ? { ...own } : repaired(template, named(state.given, own))[0];
+  byId("notice").textContent = notices.join(" ");
+  byId("preset").value = "";
+  step();
+  say(isStart ? KEPT : "Your project is on the left, with its names on both sides.");
 }
 
 function showPane(name) {
@@ -214,14 +239,21 @@ function openFile(button) {
 function listenToComparison() {
   byId("compare").addEventListener("change", ({ target }) => {
     if (target.value !== "kept") {
-      state.other = target.value ? preset(target.value) : null;
+      state.other = target.value ? named(presets[target.value], state.given) : null;
       step();
     }
   });
   byId("pin").addEventListener("click", () => {
     state.other = template.different(state.answers);
     step();
-    say("Kept. Change answers to see the difference.");
+    say(KEPT);
+  });
+  byId("own").addEventListener("click", () => byId("own-dialog").showModal());
+  byId("own-dialog").addEventListener("close", ({ target }) => {
+    if (target.returnValue === "compare") {
+      compareOwn(byId("own-text").value);
+    }
+    target.returnValue = "";
   });
   byId("swap").addEventListener("click", () => {
     const before = template.different(state.answers);
@@ -243,7 +275,7 @@ function listen() {
   });
   byId("preset").addEventListener("change", ({ target }) => {
     if (target.value) {
-      state.given = preset(target.value);
+      state.given = named(presets[target.value], state.given);
       byId("notice").textContent = "";
       step();
     }

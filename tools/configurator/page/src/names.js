@@ -1,6 +1,9 @@
 // What copier.yml says about texts that a person types. If copier.yml changes, the build of the
 // data stops: see WRITTEN in answers.py.
 
+/** The answers that name a project. Another project's names are no reason to rename one's own. */
+export const NAMES = ["project_name", "package_name", "project_description"];
+
 // The characters that Python's str.strip removes.
 const SPACE =
   "[\\t-\\r\\x1c-\\x20\\x85\\xa0\\u1680\\u2000-\\u200a\\u2028\\u2029\\u202f\\u205f\\u3000]";

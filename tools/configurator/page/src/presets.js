@@ -24,6 +24,13 @@ export function presets(template) {
       framework: "lightning",
       tracker: "mlflow",
     },
+    "photos on an RTX 4090": {
+      workload: "vision",
+      gpu: "rtx_4090",
+      extras: ["finetune", "export"],
+    },
+    "conversations on an H100, LoRA": { workload: "chat", gpu: "h100" },
+    "many series, with known futures": { workload: "forecast" },
     "a table on a CPU": { workload: "tabular", gpu: "cpu" },
     everything: { loader: "chunk", distributed: "ddp", tracker: "wandb", extras },
   };

@@ -5,6 +5,7 @@ import { copyCommand, folderOf, updateCommand } from "./commands.js";
 import { byId, formatted, make, say, several } from "./dom.js";
 import { totals } from "./files.js";
 import { optionOf } from "./form.js";
+import { NAMES } from "./names.js";
 
 const KEPT = "kept"; // the choice of answers that are no preset
 const LONGEST = 60; // characters of a choice
@@ -15,15 +16,18 @@ export function fillPresets(select, first, names) {
   select.replaceChildren(optionOf("", first), ...options);
 }
 
-/** A short name for answers: the preset's, or what differs from the defaults. */
+/** A short name for answers, whatever the project's: the preset's, or what is not the default. */
 export function nameOf(template, given, presets) {
-  const key = (answers) => JSON.stringify(template.different(template.complete(answers)));
+  const choices = (answers) =>
+    Object.entries(template.different(template.complete(answers))).filter(
+      ([name]) => !NAMES.includes(name),
+    );
+  const key = (answers) => JSON.stringify(choices(answers));
   const preset = Object.entries(presets).find(([, answers]) => key(answers) === key(given));
   if (preset) {
     return preset[0];
   }
-  const different = Object.entries(template.different(template.complete(given)));
-  return different.map(([name, value]) => `${name}=${value}`).join(" ");
+  return choices(given).map(([name, value]) => `${name}=${value}`).join(" ");
 }
 
 /** Show sizes, commands and buttons. */
@@ -39,7 +43,7 @@ export function showTake(template, state, presets, shell) {
   byId("update").hidden = others === null;
   if (others) {
     const update = updateCommand(template, template.complete(other), answers, shell);
-    byId("update-command").textContent = update || "# the answers are equal";
+    byId("update-command").textContent = update || "# the answers are equal; names stay";
   }
   for (const id of ["download", "link", "copy-command"]) {
     byId(id).disabled = problem !== undefined;

@@ -1,4 +1,4 @@
-// YAML as PyYAML writes it: one level of texts, numbers and lists of words.
+// YAML as PyYAML writes it, and back: one level of texts, numbers and lists of words.
 
 // What YAML would not read as a text.
 const NOT_TEXT = new RegExp(
@@ -64,4 +64,28 @@ function line(key, value) {
 export function yaml(answers) {
   const keys = Object.keys(answers).sort();
   return keys.map((key) => line(key, answers[key])).join("");
+}
+
+function unquoted(text) {
+  const quoted = text.match(/^'(.*)'$/s);
+  return quoted ? quoted[1].replaceAll("''", "'") : text.replace(/^"(.*)"$/s, "$1");
+}
+
+/** Texts and lists of texts from YAML as `yaml` writes it; other lines are left out. */
+export function readYaml(text) {
+  const result = {};
+  let key = "";
+  const lines = text.replaceAll("\r", "").replace(/\n {4,}(?! |-)/g, " "); // a long text goes on
+  for (const row of lines.split("\n")) {
+    const [, item] = row.match(/^ *- (.*)$/) ?? [];
+    const [, name, value] = row.match(/^(\w+): *(.*?) *$/) ?? [];
+    if (name) {
+      key = name;
+      const isList = value === "" || value === "[]";
+      result[key] = isList ? [] : unquoted(value);
+    } else if (item && Array.isArray(result[key])) {
+      result[key].push(unquoted(item.trim()));
+    }
+  }
+  return result;
 }
