@@ -36,6 +36,8 @@ def source(tmp_path_factory):
         ("{% if project_name == 'x' %}y{% endif %}", "computes with the text project_name"),
         ("{% for e in extras %}{{ e }}{% endfor %}", "goes through all extras"),
         ("{{ extras | length }}", "goes through all extras"),
+        ("{{ extras + [layout] }}", "goes through all extras"),
+        ("{{ ['check'] + extras }}", "goes through all extras"),
         ("{% if gpu_memory_gb < 8 %}small{% endif %}", "computes with gpu_memory_gb"),
         ("{% if package_name %}y{% endif %}", "a condition reads the text package_name"),
         ("{{ project_name | quote }}", "reads the text project_name"),

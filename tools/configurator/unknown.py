@@ -77,7 +77,8 @@ class Several(list[str]):
     def _refuse(self, *_: Any) -> Any:
         raise NotComputable(f"a template goes through all {self.question}: add a line to COMPUTED")
 
-    __iter__ = __len__ = __getitem__ = _refuse
+    __iter__ = __len__ = __getitem__ = __reversed__ = _refuse
+    __add__ = __radd__ = __mul__ = __rmul__ = copy = count = index = _refuse
 
 
 class Number(float):
