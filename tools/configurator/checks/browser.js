@@ -170,6 +170,7 @@ async function ownProject() {
     await press(page, "#own-dialog .strong");
   };
   await paste("nothing: of use");
+  await page.waitForFunction("document.getElementById('notice').textContent");
   const refusal = await text(page, "#notice");
   check("another file is no project", refusal.includes("none of the answers"), refusal);
   await paste(OWN);
@@ -191,6 +192,7 @@ async function ownProject() {
   await page.evaluate("location.hash = ''");
   await page.waitForFunction("configurator.state.answers.workload === 'timeseries'");
   await paste(OWN);
+  await page.waitForFunction("!document.getElementById('update').hidden");
   const equal = await text(page, "#update-command");
   check("without a choice, both sides are one's own", equal.startsWith("# the answers"), equal);
   await page.close();
