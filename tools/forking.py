@@ -4,6 +4,7 @@ loaded."""
 import importlib
 import os
 import runpy
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -106,3 +107,46 @@ def run_file(file: Path, *words: str, cwd: Path, before: Before = None) -> Resul
         sys.exit()
 
     return Running(file.parent, (), cwd, child).wait(2 * PATIENCE)
+
+
+class ForkedSide:
+    """A side of `experiment`, for `subprocess.Popen`: no interpreter that imports torch first."""
+
+    def __init__(self, command: list[str], env: dict[str, str]) -> None:
+        *_, script, package, folder = command
+        requests = os.pipe()
+        answers = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.setsid()
+            os.dup2(requests[0], 0)
+            os.dup2(answers[1], 1)
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+            for number in (*requests, *answers):
+                os.close(number)
+            os.environ.update(env)
+            for name in [name for name in sys.modules if name.split(".")[0] == package]:
+                del sys.modules[name]
+            sys.path[0] = f"{folder}/src"
+            sys.stdin = os.fdopen(0)
+            runpy.run_path(script)["main"](package, folder)
+            os._exit(0)
+        os.close(requests[0])
+        os.close(answers[1])
+        self.stdin = os.fdopen(requests[1], "w")
+        self.stdout = os.fdopen(answers[0])
+
+    def wait(self) -> None:
+        os.waitpid(self.pid, 0)
+
+
+def forked_sides() -> None:
+    """For `run(..., before=forked_sides)`: both sides of `experiment` are forks."""
+    popen = subprocess.Popen
+
+    def begin(command: list[str], **options: Any) -> Any:
+        if any(str(word).endswith("side.py") for word in command):
+            return ForkedSide(command, options["env"])
+        return popen(command, **options)
+
+    subprocess.Popen = begin  # type: ignore[assignment,misc]

@@ -3,18 +3,16 @@
 import importlib
 import json
 import math
-import os
 import random
 import re
-import runpy
 import shutil
 import signal
 import subprocess
-import sys
 from collections import Counter
 from types import SimpleNamespace
 
 import pytest
+from forking import forked_sides
 from importing import imported
 from rendering import REPOSITORY, render, replace
 from running import PACKAGE, documented, one_error, run, start, until
@@ -24,48 +22,6 @@ LENGTH = ("--steps", "12", "--seeds", "5", "--schedule.warmup_steps", "2")
 GIT = ("git", "-c", "user.name=a", "-c", "user.email=a@b.c")
 BETTER = "optimizer.learning_rate=0.005"  # it learns nearly nothing at 1e-4
 SLOW = ("--optimizer.learning_rate", "1e-4")
-
-
-class Forked:
-    """Instead of an interpreter that imports torch for seconds: a fork of this process."""
-
-    def __init__(self, command, env, **_):
-        *_, script, package, folder = command
-        requests = os.pipe()
-        answers = os.pipe()
-        self.pid = os.fork()
-        if not self.pid:
-            os.setsid()
-            os.dup2(requests[0], 0)
-            os.dup2(answers[1], 1)
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-            for number in (*requests, *answers):
-                os.close(number)
-            os.environ.update(env)
-            for name in [name for name in sys.modules if name.split(".")[0] == package]:
-                del sys.modules[name]
-            sys.path[0] = f"{folder}/src"
-            sys.stdin = os.fdopen(0)
-            runpy.run_path(script)["main"](package, folder)
-            os._exit(0)
-        os.close(requests[0])
-        os.close(answers[1])
-        self.stdin = os.fdopen(requests[1], "w")
-        self.stdout = os.fdopen(answers[0])
-
-    def wait(self):
-        os.waitpid(self.pid, 0)
-
-
-def in_forks():
-    """In the process of a command: let each side be a fork."""
-    popen = subprocess.Popen
-
-    def begin(command, **options):
-        is_side = any(str(word).endswith("side.py") for word in command)
-        return Forked(command, **options) if is_side else popen(command, **options)
-
-    subprocess.Popen = begin
 
 
 def commit(folder):
@@ -94,7 +50,7 @@ def project(shared):
     subprocess.run([*GIT, "clean", "-fdq"], cwd=shared, check=True)
 
 
-def experiment(folder, *words, workload="tabular", before=in_forks):
+def experiment(folder, *words, workload="tabular", before=forked_sides):
     done = run(folder, "experiment", *TINY[workload], *LENGTH, *words, cwd=folder, before=before)
     assert "Traceback" not in done.err, done.err
     return done
@@ -275,7 +231,7 @@ def test_what_is_discarded(new, out, project):
     select = importlib.import_module("select")
 
     def before():
-        in_forks()
+        forked_sides()
         wait = select.select
         if "sleep" in new:
             select.select = lambda *files, limit=None: wait(*files[:3], files[3] and 4)
@@ -320,7 +276,7 @@ def test_the_test_split_is_used_once(project):
 def test_ctrl_c_keeps_the_trainings(tmp_path):
     project = copied(tmp_path, workload="tabular")
     words = ("experiment", *TINY["tabular"], *LENGTH, *SLOW, "--set", "model.dropout=0.3")
-    running = start(project, *words, cwd=project, before=in_forks)
+    running = start(project, *words, cwd=project, before=forked_sides)
     trainings = project / "runs/experiments/trainings"
     until(lambda: len([*trainings.glob("*.json")]) > 2, "trainings")
     running.kill(signal.SIGINT)
