@@ -366,6 +366,10 @@ def test_a_setting_without_effect_has_an_effect_of_zero(workload, answers, words
 @pytest.mark.full
 def test_the_pages_commands_work(tmp_path):
     project = copied(tmp_path, workload="timeseries")
+    replace(project / "config.yaml", "dropout: 0.2", "dropout: 0.1")
+    subprocess.run([*GIT, "commit", "-qam", "two"], cwd=project, check=True)
+    replace(project / "config.yaml", "dropout: 0.1", "dropout: 0.0")
     for words in documented(REPOSITORY / "docs/how-to/experiment.md"):
         done = run(project, *words, cwd=project)
         assert done.code in (0, 1, 3), (words, done.err)
+    assert len((project / "runs/experiments/verdicts.jsonl").read_text().splitlines()) == 3
