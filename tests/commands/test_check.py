@@ -65,8 +65,8 @@ BROKEN = {
     "a loss that is a sum": Broken(
         "tabular",
         "model.py",
-        "loss = squares / total_weight.clamp(min=1)",
-        "loss = squares",
+        "loss = squares.mean() / total_weight.clamp(min=1)",
+        "loss = squares.mean()",
         "mean",
         "each sample twice",
     ),
@@ -123,8 +123,8 @@ BROKEN = {
     "a value read in the step": Broken(
         "tabular",
         "model.py",
-        "loss = squares / total_weight.clamp(min=1)",
-        "loss = squares / max(total_weight.item(), 1)",
+        "loss = squares.mean() / total_weight.clamp(min=1)",
+        "loss = squares.mean() / max(total_weight.item(), 1)",
         "sync",
         "would wait for the GPU: model.py:",
     ),
