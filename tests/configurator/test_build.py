@@ -142,7 +142,8 @@ def test_the_page_shows_the_newest_release(tmp_path):
 
 
 def test_the_builder_reads_as_the_projects_do():
-    code = measure_code([REPOSITORY / "tools/configurator"])
+    # Without what npm installs there, which has programs in Python, too.
+    code = measure_code((REPOSITORY / "tools/configurator").glob("*.py"))
     assert round(code.tokens_per_statement, 1) <= 10.5
     assert code.largest_function <= 350
     assert code.tuple_assignments == code.walrus == 0

@@ -59,11 +59,13 @@ class Programs:
 
     def text_tree(self, source: str) -> Tree:
         """The tree of a template that is no file."""
-        return self.decisions.sequence(self.pieces(self.parsed(source)))
+        pieces = self.pieces(self.parsed(source))
+        return self.decisions.sequence(pieces)
 
     def file_tree(self, name: str) -> Tree:
         """The tree of a file."""
-        return self.decisions.sequence(self.pieces(self.file(name)))
+        pieces = self.pieces(self.file(name))
+        return self.decisions.sequence(pieces)
 
     def rendered(self, body: Body) -> str:
         """What Jinja makes of nodes, with the known answers."""
@@ -77,7 +79,8 @@ class Programs:
             )
             # The body is kept: another one could get the id of a lost one.
             self._compiled[key] = (template, body)
-        return self._compiled[key][0].render()
+        template, _ = self._compiled[key]
+        return str(template.render())
 
     def pieces(self, body: Body, outer: Sequence[Any] = ()) -> list[Tree]:
         """Nodes as a list of trees.
@@ -118,17 +121,21 @@ class Programs:
         """`if`, each of whose bodies is a template of its own."""
         branches = [(statement.test, statement.body)]
         branches += [(other.test, other.body) for other in statement.elif_]
-        number: list[Any] = [printing(nodes.TemplateData(str(len(branches))))]
-        for index in reversed(range(len(branches))):
-            printed: list[Any] = [printing(nodes.TemplateData(str(index)))]
-            number = [nodes.If(branches[index][0], printed, [], number, lineno=1)]
         tests = [test for test, _ in branches]
+        bodies = [inside for _, inside in branches]
+        bodies.append(statement.else_)
+        last = len(tests)
+        number: list[Any] = [printing_number(last)]
+        for index in reversed(range(last)):
+            printed: list[Any] = [printing_number(index)]
+            number = [nodes.If(tests[index], printed, [], number, lineno=1)]
         body = [*needed(tests, definitions), *number]
         trees = []
-        for index, inside in enumerate([*(inside for _, inside in branches), statement.else_]):
+        for index, inside in enumerate(bodies):
             self._around.append((body, str(index)))
-            trees.append(self.decisions.sequence(self.pieces(inside, definitions)))
+            pieces = self.pieces(inside, definitions)
             self._around.pop()
+            trees.append(self.decisions.sequence(pieces))
         return self.decisions.tree(lambda: self.rendered(body), lambda text: trees[int(text)])
 
     def _include(self, statement: nodes.Include, definitions: Sequence[Any]) -> Tree:
@@ -167,6 +174,12 @@ class Programs:
 def printing(child: Any) -> nodes.Output:
     """`{{ child }}`"""
     return nodes.Output([child], lineno=1)
+
+
+def printing_number(number: int) -> nodes.Output:
+    """The output of a number."""
+    data = nodes.TemplateData(str(number))
+    return printing(data)
 
 
 def needed(body: Iterable[Any], definitions: Sequence[Any]) -> list[Any]:

@@ -37,9 +37,11 @@ class Possible:
         """
         names = tuple(name for name in self._single if name in known)
         values = tuple(self._kinds.get(known[name], known[name]) for name in names)
-        for combination in self._with(names).get(values, []):
+        combinations = self._with(names).get(values, [])
+        for combination in combinations:
             answers = {**combination, **known}
-            if not any(self._refuses_several(name, answers) for name in self._several):
+            refused = [self._refuses_several(name, answers) for name in self._several]
+            if not any(refused):
                 return answers
         return None
 
@@ -48,7 +50,8 @@ class Possible:
         row = self._questions[name]
         trees = [one["refused"] for one in row["choices"] if one["value"] == value]
         trees += [row["refused"]] if "refused" in row else []
-        return "".join(self._text(tree, known) for tree in trees).strip()
+        texts = [self._text(tree, known) for tree in trees]
+        return "".join(texts).strip()
 
     def _with(self, names: tuple[str, ...]) -> dict[tuple[Any, ...], list[Known]]:
         """Combinations by their answers to some questions: one for each workload and layout, which
@@ -58,10 +61,12 @@ class Possible:
             for combination in self._combinations:
                 values = tuple(combination[name] for name in names)
                 kind = (combination["workload"], combination["layout"])
-                groups.setdefault(values, {}).setdefault(kind, combination)
-            self._by_values[names] = {
-                values: list(combinations.values()) for values, combinations in groups.items()
-            }
+                group = groups.setdefault(values, {})
+                group.setdefault(kind, combination)
+            combinations = {}
+            for values, group in groups.items():
+                combinations[values] = list(group.values())
+            self._by_values[names] = combinations
         return self._by_values[names]
 
     def _refuses_several(self, name: str, answers: Known) -> bool:
@@ -80,7 +85,8 @@ class Possible:
             longer = []
             for known in accepted:
                 usual = self._text(self._questions[name]["default"], known)
-                for value in sorted(values, key=lambda value: value != usual):
+                usual_first = sorted(values, key=lambda value: value != usual)
+                for value in usual_first:
                     extended = {**known, name: value}
                     if not self.refusal(name, value, extended):
                         longer.append(extended)
@@ -103,7 +109,8 @@ class Possible:
         for row in self._questions.values():
             trees += [one["refused"] for one in row["choices"]]
             trees += [row[key] for key in ("refused", "default") if key in row]
-        columns = sorted(set(cards(self._decisions, trees)))
+        different = set(cards(self._decisions, trees))
+        columns = sorted(different)
         first: dict[tuple[str, ...], str] = {}
         for index, card in enumerate(self._domains["gpu"]):
             branches = tuple(column[index] for column in columns)
@@ -133,7 +140,8 @@ class Reached:
 
     def visit(self, file: File) -> None:
         """Follow the path of a file, and its content where the project has it."""
-        for text, known in list(self._ends(file.path, {})):
+        paths = list(self._ends(file.path, {}))
+        for text, known in paths:
             if text:
                 for _ in self._ends(file.content, known):
                     continue
@@ -160,7 +168,8 @@ class Reached:
             for branch in branches:
                 yield from self._ends(branch, known)
             return
-        for index, value in enumerate(self._decisions.answers.domains[atom]):
+        values = self._decisions.answers.domains[atom]
+        for index, value in enumerate(values):
             if known.get(atom, value) != value:
                 continue
             longer = {**known, atom: value}
@@ -177,8 +186,10 @@ class Reached:
         reached = [index for index in range(len(branches)) if (name, index) in self.branches]
         if not reached:
             return self._decisions.text(IMPOSSIBLE)
+        usual = branches[reached[0]]
         kept = []
         for index, branch in enumerate(branches):
             # What no answers reach becomes equal to a branch that they reach.
-            kept.append(self.kept(branch if index in reached else branches[reached[0]]))
+            branch = branch if index in reached else usual
+            kept.append(self.kept(branch))
         return self._decisions.choice(atom, kept)
