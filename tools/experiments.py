@@ -1,6 +1,6 @@
 """What `experiment` says of edits that change nothing, and of edits that change the rounding only.
 
-    python benchmarks/experiment.py [noops] [nulls]    # verdicts, and how many are wrong
+    python tools/experiments.py [noops] [nulls]    # verdicts, and how many are wrong
 
 An edit without effect must have an effect of exactly 0. Of edits that change the rounding alone,
 `--worth 0` may keep one in a thousand, and the default none.
@@ -15,8 +15,6 @@ import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools"))
 
 from forking import forked_sides
 from rendering import render, replace
