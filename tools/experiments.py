@@ -94,8 +94,8 @@ NULLS: dict[str, list[Edit]] = {
         ),
         (
             "model.py",
-            "loss = squares / total_weight",
-            "loss = (squares / 3 + squares * 2 / 3) / total_weight",
+            "loss = squares.mean() / total_weight",
+            "loss = (squares / 3 + squares * 2 / 3).mean() / total_weight",
         ),
         ("optimizer.py", "fused=settings.fused or None", "fused=None"),
     ],
