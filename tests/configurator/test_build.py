@@ -127,9 +127,13 @@ def test_a_workload_has_its_texts_in_a_file_of_its_own():
     folder = built().folder
     names = {path.name for path in folder.glob("contents*.js")}
     workloads = yaml.safe_load((REPOSITORY / "copier.yml").read_text())["workload"]["choices"]
-    assert names == {contents_file(name) for name in ["", *workloads.values()]}
+    assert names == {contents_file(name) for name in ["", "extras", *workloads.values()]}
     common = (folder / "contents.js").read_text(encoding="utf-8")
     assert "class TemporalBlock" not in common
+    extras = (folder / "contents-extras.js").read_text(encoding="utf-8")
+    tune = "Find the fastest settings for this machine"
+    assert tune not in common
+    assert tune in extras
     assert "class TemporalBlock" in (folder / "contents-graph.js").read_text(encoding="utf-8")
 
 

@@ -31,6 +31,7 @@ from .reachable import Possible, Reached
 SOURCE = "gh:org/fasttrain-template"
 RELEASE = re.compile(r"v?\d+\.\d+\.\d+")
 COMMON = ""  # the name of the texts that several workloads share
+EXTRAS = "extras"  # and of those that only projects with an extra have
 
 
 class Page:
@@ -85,34 +86,46 @@ class Tables:
         return self._text_numbers[text]
 
 
-def texts_of_workloads(page: Page) -> dict[str, list[int]]:
-    """The texts of the files of one workload alone, by workload; the others are common."""
+def grouped_texts(page: Page) -> dict[str, list[int]]:
+    """The texts of the files of one workload alone, by workload; those of extras; common ones."""
     workloads = page.answers.domains["workload"]
+    no_extras = {atom: 0 for atom in page.answers.domains if atom.startswith("extras.")}
     users: dict[int, set[str]] = {}
+    usual: set[int] = set()
     for index, workload in enumerate(workloads):
-        seen: set[Tree] = set()
-        for file in page.files:
-            used = collect(page, file.path, index, set())
-            if any(page.decisions.texts[text] for text in used):
-                for text in collect(page, file.content, index, seen):
-                    users.setdefault(text, set()).add(workload)
-    groups: dict[str, list[int]] = {COMMON: [], **{workload: [] for workload in workloads}}
+        for text in reached_texts(page, {"workload": index}):
+            users.setdefault(text, set()).add(workload)
+        usual |= reached_texts(page, {"workload": index, **no_extras})
+    groups: dict[str, list[int]] = {COMMON: [], EXTRAS: []}
+    groups.update({workload: [] for workload in workloads})
     for text, names in users.items():
-        groups[min(names) if len(names) == 1 else COMMON].append(text)
+        shared = COMMON if text in usual else EXTRAS
+        groups[min(names) if len(names) == 1 else shared].append(text)
     return groups
 
 
-def collect(page: Page, tree: Tree, workload: int, seen: set[Tree]) -> set[int]:
-    """The texts of a tree that a workload can reach."""
+def reached_texts(page: Page, known: dict[str, int]) -> set[int]:
+    """The texts of all files that answers with these branches can reach."""
+    texts: set[int] = set()
+    seen: set[Tree] = set()
+    for file in page.files:
+        paths = collect(page, file.path, known, set())
+        if any(page.decisions.texts[text] for text in paths):
+            texts |= collect(page, file.content, known, seen)
+    return texts
+
+
+def collect(page: Page, tree: Tree, known: dict[str, int], seen: set[Tree]) -> set[int]:
+    """The texts of a tree that answers with these branches can reach."""
     if isinstance(tree, int):
         return {tree}
     if isinstance(tree, list) or tree in seen:
         return set()
     seen.add(tree)
     kind, branches = page.decisions.content(tree)
-    if kind == "workload":
-        branches = [branches[workload]]
-    return set().union(*(collect(page, branch, workload, seen) for branch in branches))
+    if kind in known:
+        branches = [branches[known[kind]]]
+    return set().union(*(collect(page, branch, known, seen) for branch in branches))
 
 
 def data(page: Page, source: str) -> tuple[dict[str, Any], dict[str, tuple[int, list[str]]]]:
@@ -123,7 +136,7 @@ def data(page: Page, source: str) -> tuple[dict[str, Any], dict[str, tuple[int, 
     files: list[dict[str, Any]] = [{"path": tables.number(file.path)} for file in page.files]
     first_texts = len(tables.texts)
     groups = {}
-    for name, texts in texts_of_workloads(page).items():
+    for name, texts in grouped_texts(page).items():
         first = len(tables.texts)
         for text in texts:
             tables.number(text)

@@ -33,7 +33,7 @@ const state = {
   onlyChanges: true,
 };
 
-// ---- texts of files, which load when their workload is chosen
+// ---- texts of files, which load when their workload or the first extra is chosen
 
 const loading = new Map();
 
@@ -57,7 +57,7 @@ function load(group) {
 /** Load what these answers need; true if something was missing. */
 function loadMissing() {
   const needed = [state.answers, ...(state.other ? [template.complete(state.other)] : [])];
-  const groups = needed.flatMap(({ workload }) => template.groupsOf(workload));
+  const groups = needed.flatMap((answers) => template.groupsOf(answers));
   const missing = groups.filter((group) => !template.loaded.has(group));
   if (missing.length === 0) {
     return false;

@@ -35,14 +35,14 @@ export class Template {
     this.loaded.add(group);
   }
 
-  /** The groups of texts that the projects of a workload need. */
-  groupsOf(workload) {
-    return ["", workload];
+  /** The groups of texts that the project of these answers needs. */
+  groupsOf({ workload, extras }) {
+    return ["", workload, ...(extras.length ? ["extras"] : [])];
   }
 
   /** Whether the files of these answers can be shown. */
   isReady(answers) {
-    return this.groupsOf(answers.workload).every((group) => this.loaded.has(group));
+    return this.groupsOf(answers).every((group) => this.loaded.has(group));
   }
 
   /** All answers, from those that are given. A question that is not asked has its default. */
