@@ -98,7 +98,7 @@ def grouped_texts(page: Page) -> dict[str, list[int]]:
         usual |= reached_texts(page, {"workload": index, **no_extras})
     groups: dict[str, list[int]] = {COMMON: [], EXTRAS: []}
     groups.update({workload: [] for workload in workloads})
-    for text, names in users.items():
+    for text, names in sorted(users.items()):
         shared = COMMON if text in usual else EXTRAS
         groups[min(names) if len(names) == 1 else shared].append(text)
     return groups

@@ -293,7 +293,8 @@ async function served() {
   await press(page, "#workload-llm");
   await settled(page);
   check("a workload's texts load when it is chosen", size > first);
-  const contents = readdirSync(folder).map((name) => readFileSync(join(folder, name)));
+  const names = readdirSync(folder).filter((name) => extname(name) in TYPES);
+  const contents = names.map((name) => readFileSync(join(folder, name)));
   const sizes = contents.map((content) => gzipSync(content, { level: 9 }).length);
   const all = sizes.reduce((one, other) => one + other);
   console.log(`     all files are ${Math.round(all / 1000)} kB`);
