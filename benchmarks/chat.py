@@ -101,7 +101,7 @@ def write_tiny(folder: Path) -> Path:
     """A small model with random weights and a tokenizer of bytes, as a folder of Hugging Face."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    sizes = {"vocab_size": 320, "hidden_size": 64, "intermediate_size": 96}
+    sizes: dict[str, Any] = {"vocab_size": 320, "hidden_size": 64, "intermediate_size": 96}
     sizes |= {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
     torch.manual_seed(0)
     model = LlamaForCausalLM(LlamaConfig(**sizes, max_position_embeddings=4096))
@@ -142,7 +142,7 @@ def docstrings() -> Iterator[tuple[str, str]]:
 @functools.cache
 def questions() -> list[Turns]:
     """Conversations of very different lengths: what a function does. Every third has two turns."""
-    chats = []
+    chats: list[Turns] = []
     for text, name in {text: name for name, text in docstrings()}.items():
         summary, _, body = text.partition("\n\n")
         turns = [(f"What does {name} do?", text)]

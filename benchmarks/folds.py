@@ -136,9 +136,9 @@ def balance(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
             print(f"{value}, seed {seed}: {recall:.3f}, {others:.3f}, {truth.sum()}", flush=True)
     rows = []
     for value, values in scores.items():
-        recalls, others = zip(*values, strict=True)
-        mean = (np.mean(recalls) + np.mean(others)) / 2
-        rows.append([f"`{value}`", spread(recalls), spread(others), f"{mean:.3f}"])
+        of_rare, of_others = zip(*values, strict=True)
+        mean = (np.mean(of_rare) + np.mean(of_others)) / 2
+        rows.append([f"`{value}`", spread(of_rare), spread(of_others), f"{mean:.3f}"])
     columns = ["`data.balance`", "recall of the rare class", "of the others", "balanced accuracy"]
     return {"columns": columns, "rows": rows}
 

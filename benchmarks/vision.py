@@ -28,7 +28,7 @@ import numpy as np  # noqa: E402
 from forecast import Ours  # noqa: E402
 from PIL import Image  # noqa: E402
 from publish import command_line, machine, publish  # noqa: E402
-from running import evaluation_of  # noqa: E402
+from running import Result, evaluation_of  # noqa: E402
 
 TORCHVISION = ROOT / ".venv-vision/bin/python"  # `make bench PART=vision` makes it
 FASHION = "--training.epochs 8"
@@ -136,9 +136,10 @@ def accuracy(fashion: Path, seeds: int, folder: Path) -> dict[str, Any]:
 class OursWithTimm(Ours):
     """A project of `vision` that runs with the Python that has timm."""
 
-    def run(self, *words: str) -> None:
+    def run(self, *words: str) -> Result:
         path = str(self.project / "src")
         finished(TORCHVISION, "-m", "my_training", *words, cwd=self.folder, path=path)
+        return Result(0, "", "")
 
     def metrics(self) -> dict[str, float]:
         self.run("evaluate")

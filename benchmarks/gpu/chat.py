@@ -50,13 +50,13 @@ FLAGS = {
     "schedule.warmup_steps": 10,
     "optimizer.learning_rate": 1e-4,
 }
-REHEARSAL = {"data.batch_size": 1, "data.block_size": 64, "monitor.every_steps": 1}
+REHEARSAL: dict[str, Any] = {"data.batch_size": 1, "data.block_size": 64, "monitor.every_steps": 1}
 REHEARSAL |= {"compile.enabled": "false"}
 TRAINED = {"all weights": 0, "LoRA": 16}  # rank
 BY_HAND = "hand-written loop"
 
 
-def write_model(folder: Path, shape: dict[str, int]) -> Path:
+def write_model(folder: Path, shape: dict[str, Any]) -> Path:
     """A folder of Hugging Face with random weights in bf16 and a tokenizer of bytes."""
     import torch
     from safetensors.torch import save_file
