@@ -41,14 +41,15 @@ def link(folder: Path, **answers: str) -> None:
             continue
         place = folder / path
         place.parent.mkdir(parents=True, exist_ok=True)
-        if source_file.suffix == ".jinja":
-            text = source_file.read_text(encoding="utf-8")
-            include = INCLUDE.fullmatch(text)
-            if include is None:  # it has conditions
-                place.write_text(ENVIRONMENT.from_string(text).render(answers), encoding="utf-8")
-                continue
+        text = source_file.read_text(encoding="utf-8")
+        include = INCLUDE.fullmatch(text)
+        if include:
             source_file = ROOT / str(ENVIRONMENT.compile_expression(include[1])(**answers))
-        place.symlink_to(source_file)
+            text = source_file.read_text(encoding="utf-8")
+        if source_file.suffix == ".jinja":  # it has conditions
+            place.write_text(ENVIRONMENT.from_string(text).render(answers), encoding="utf-8")
+        else:
+            place.symlink_to(source_file)
 
 
 if __name__ == "__main__":
