@@ -231,8 +231,8 @@ def test_what_does_not_fit_is_last_and_said(tmp_path):
 
 def test_a_model_that_looks_at_values_is_one_line(tmp_path):
     project = shutil.copytree(render(workload="tabular"), tmp_path / "project")
-    divisor = "squares / total_weight.clamp(min=1)"
+    divisor = "squares.mean() / total_weight.clamp(min=1)"
     model = project / "src/my_training/model.py"
-    replace(model, divisor, "squares / max(total_weight.item(), 1)")
+    replace(model, divisor, "squares.mean() / max(total_weight.item(), 1)")
     refused = run(project, "estimate", cwd=tmp_path, before=made_up_host)
     one_error(refused, "the costs need values, not only shapes")
