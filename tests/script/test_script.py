@@ -274,6 +274,7 @@ def test_what_a_script_cannot_be_is_refused_with_its_reason(tmp_path):
 
 def test_a_script_is_these_files():
     names = "train.py test_train.py README.md pyproject.toml .gitignore .copier-answers.yml"
+    names += " AGENTS.md CLAUDE.md"
     assert {path.name for path in script().iterdir()} - {"__pycache__"} == {*names.split()}
 
 

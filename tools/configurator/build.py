@@ -75,7 +75,8 @@ class Tables:
         if tree not in self._node_numbers:
             kind, branches = self._decisions.content(tree)
             row = [self.number(branch) for branch in branches]
-            self.nodes.append([kind if kind == JOIN else self._atoms.index(kind), row])
+            atom = kind if kind == JOIN else self._atoms.index(kind)
+            self.nodes.append([atom, row])
             self._node_numbers[tree] = -len(self.nodes)
         return self._node_numbers[tree]
 
@@ -93,14 +94,18 @@ def grouped_texts(page: Page) -> dict[str, list[int]]:
     users: dict[int, set[str]] = {}
     usual: set[int] = set()
     for index, workload in enumerate(workloads):
-        for text in reached_texts(page, {"workload": index}):
-            users.setdefault(text, set()).add(workload)
+        reached = reached_texts(page, {"workload": index})
+        for text in reached:
+            names = users.setdefault(text, set())
+            names.add(workload)
         usual |= reached_texts(page, {"workload": index, **no_extras})
     groups: dict[str, list[int]] = {COMMON: [], EXTRAS: []}
     groups.update({workload: [] for workload in workloads})
     for text, names in sorted(users.items()):
-        shared = COMMON if text in usual else EXTRAS
-        groups[min(names) if len(names) == 1 else shared].append(text)
+        group = COMMON if text in usual else EXTRAS
+        if len(names) == 1:
+            group = min(names)
+        groups[group].append(text)
     return groups
 
 
@@ -125,7 +130,10 @@ def collect(page: Page, tree: Tree, known: dict[str, int], seen: set[Tree]) -> s
     kind, branches = page.decisions.content(tree)
     if kind in known:
         branches = [branches[known[kind]]]
-    return set().union(*(collect(page, branch, known, seen) for branch in branches))
+    found: set[int] = set()
+    for branch in branches:
+        found |= collect(page, branch, known, seen)
+    return found
 
 
 def data(page: Page, source: str) -> tuple[dict[str, Any], dict[str, tuple[int, list[str]]]]:

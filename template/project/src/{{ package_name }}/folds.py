@@ -20,7 +20,7 @@ from .assemble import open_store
 from .engine.errors import UserError
 from .engine.files import read_json, replacing, write_json, write_text
 from .engine.loading.folds import fold_of
-from .engine.monitoring.folds import fold_folders, fold_table, with_spread, write_report
+from .engine.monitoring.folds import fold_folders, fold_table, with_spread, write_reports
 from .engine.runs import CONFIG, check_processes, find_run, is_run
 from .engine.training.evaluation import evaluate
 from .trained import collected, open_run
@@ -68,7 +68,7 @@ def train_folds(
             if not run.is_done:
                 break
         if distributed.is_main:
-            write_report(folder)
+            write_reports(folder)
             evaluation = f"`evaluate {shlex.quote(folder.name)}` measures the held-out rows"
             print(f"folds so far: {folder / 'report.md'}; {evaluation}")
     except UserError:

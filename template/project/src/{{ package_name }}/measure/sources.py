@@ -38,7 +38,7 @@ def git(*words: str, **environment: str) -> str:
 
 def tree_of(commit: str) -> str:
     """Return the name of the tree of a commit."""
-    return git("rev-parse", f"{commit}^{{tree}}")
+    return git("rev-parse", commit + "^{tree}")
 
 
 def tree_here() -> str:

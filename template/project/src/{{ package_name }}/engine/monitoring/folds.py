@@ -38,7 +38,7 @@ def fold_table(title: str, metrics: Metrics) -> list[str]:
     return report.table(title, ("", *names), rows)
 
 
-def write_report(folder: Path) -> list[tuple[str, str]]:
+def write_reports(folder: Path) -> list[tuple[str, str]]:
     """Write the report of a run; of one with folds, that of each fold and a common one.
 
     Return its summary.
