@@ -6,10 +6,11 @@ import subprocess
 import sys
 
 import pytest
+from forking import forked_sides
 from rendering import document, replace
 from running import PACKAGE, run
 from sizes import TINY
-from test_experiment import GIT, LENGTH, OUTPUT, copied, in_forks
+from test_experiment import GIT, LENGTH, OUTPUT, copied
 
 MODEL = f"src/{PACKAGE}/model.py"
 FUTURE = "from __future__ import annotations\n"
@@ -53,7 +54,7 @@ def test_the_loop_keeps_the_edit_that_helps(tmp_path, monkeypatch, capsys):
     def forked(command, **options):
         """A fork for the command of the project, instead of an interpreter that imports torch."""
         if command[1:4] == ["-m", PACKAGE, "experiment"]:
-            done = run(project, *command[3:], cwd=project, before=in_forks)
+            done = run(project, *command[3:], cwd=project, before=forked_sides)
             return subprocess.CompletedProcess(command, done.code)
         return real([*GIT, *command[1:]] if command[0] == "git" else command, **options)
 
