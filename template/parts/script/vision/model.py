@@ -46,6 +46,9 @@ def whitening(mean: np.ndarray, std: np.ndarray, covariance: np.ndarray) -> Tens
 class Model(nn.Module):
     """A network between pixels and classes, (B, C, H, W) to (B, K). It scales the pixels."""
 
+    mean: Tensor
+    std: Tensor
+
     def __init__(self, settings: Settings, data: Data):
         super().__init__()
         self.settings = settings
@@ -80,7 +83,8 @@ def compute_loss(model: nn.Module, batch: dict) -> tuple[Tensor, Tensor, dict]:
     target = batch["target"]
     is_real = batch["index"] >= 0
     num_targets = is_real.sum(dtype=torch.float32)
-    smoothing = model.settings.label_smoothing if model.training else 0.0
+    settings: Any = model.settings
+    smoothing = settings.label_smoothing if model.training else 0.0
     losses = F.cross_entropy(logits, target, reduction="none", label_smoothing=smoothing)
     hits = {"accuracy": logits.argmax(1) == target}
     if logits.shape[1] > 5:
