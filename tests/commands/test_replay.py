@@ -3,7 +3,6 @@
 import hashlib
 import importlib
 import io
-import itertools
 import json
 import pdb
 import random
@@ -14,6 +13,7 @@ import sys
 
 import pytest
 import torch
+from overflow import overflowing
 from rendering import REPOSITORY, render, replace
 from running import PACKAGE, check_run, documented, newest_run, one_error, run
 from sizes import TINY
@@ -148,19 +148,6 @@ def test_30_random_steps_are_those_of_the_run(workload, framework, tmp_path):
         state = torch.load(tmp_path / f"{step}.pt")
         saved = [sha(state[name]) for name in ("weights", "batches", "gradients")]
         assert saved == json.loads(lines[step - 1]), step
-
-
-def overflowing():
-    """Gradients of this process's seventh step are infinite."""
-    real = torch.amp.GradScaler.unscale_
-    calls = itertools.count(1)
-
-    def unscale(self, optimizer):
-        if next(calls) == 7:
-            optimizer.param_groups[0]["params"][0].grad.fill_(float("inf"))
-        real(self, optimizer)
-
-    torch.amp.GradScaler.unscale_ = unscale
 
 
 PHASES = "[{training.max_steps: 9}, {training.max_steps: 12, optimizer.learning_rate: 1.0e-4}]"

@@ -4,7 +4,6 @@ CPU."""
 # ruff: noqa: F811 - the fixture `place` is imported
 
 import functools
-import itertools
 import math
 import os
 import statistics
@@ -12,6 +11,7 @@ import statistics
 import pytest
 import torch
 from fresh import Command, run_in
+from overflow import overflowing
 from rendering import render
 from running import (
     PACKAGE,
@@ -143,19 +143,6 @@ def test_a_command_that_does_not_train_loads_no_compiler(place):
     folder = place("tabular")
     train(project, *TINY["tabular"], "--training.max_steps", "2", cwd=folder)
     check_run(project, "evaluate", cwd=folder, before=without_compiler)
-
-
-def overflowing():
-    """Gradients of this process's seventh step are infinite."""
-    real = torch.amp.GradScaler.unscale_
-    calls = itertools.count(1)
-
-    def unscale(self, optimizer):
-        if next(calls) == 7:
-            optimizer.param_groups[0]["params"][0].grad.fill_(float("inf"))
-        real(self, optimizer)
-
-    torch.amp.GradScaler.unscale_ = unscale  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("fused", ["true", "false"])

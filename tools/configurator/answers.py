@@ -119,10 +119,11 @@ class Answers:
         """One value for each card, and one for each compute capability of another card."""
         families = self["gpu_families"]
         titles: dict[str, str] = {}
-        for family in [*families, "any"]:
+        # In the order that Copier's refusal of an unknown card has: that of all families.
+        for family in ["any", *families]:
             context = {
                 "gpu_family": family,
-                "gpu_so_far": "auto",
+                "gpu_so_far": "",
                 "gpus": self["gpus"],
                 "gpu_families": families,
             }

@@ -29,7 +29,8 @@ def projects(page: Page) -> list[dict[str, Any]]:
     """Answers to the questions, those first that visit most branches which no others have."""
     reached = branches(page)
     missing = dict.fromkeys(reached.branches)
-    chosen = []
+    # Without extras, a branch of one workload may differ from that of another; with some, not.
+    chosen = plain(page)
     while missing:
         known = widened(page, reached, missing)
         visited = visited_by(page, known)
@@ -39,6 +40,16 @@ def projects(page: Page) -> list[dict[str, Any]]:
     names = itertools.cycle(TEXTS["project_names"])
     packages = itertools.cycle(TEXTS["package_names"])
     return [answers(page, known, next(names), next(packages)) for known in chosen]
+
+
+def plain(page: Page) -> list[Known]:
+    """The default answers of each workload, without extras."""
+    found = []
+    for workload in page.answers.domains["workload"]:
+        known = page.possible.answers({"workload": workload})
+        assert known is not None
+        found.append(known)
+    return found
 
 
 def widened(page: Page, reached: Reached, missing: Mapping[Branch, None]) -> Known:
