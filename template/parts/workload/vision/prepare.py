@@ -45,11 +45,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
     text = "column of a table with paths or images (default: the first)"
     add("--image-column", metavar="NAME", help=text)
-    add(
-        "--label-column",
-        metavar="NAME",
-        help="column with the labels (default: label, or the second)",
-    )
+    text = "column with the labels (default: the other one; of several, the one called label)"
+    add("--label-column", metavar="NAME", help=text)
     text = "sign between several labels of an image (default: %(default)s)"
     add("--separator", default="|", metavar="SIGN", help=text)
     text = "folder that the paths in a table are relative to (default: that of the table)"
