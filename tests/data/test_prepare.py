@@ -310,6 +310,71 @@ def test_prepared_data_are_not_put_among_other_files(tmp_path):
     assert prepare(tmp_path, "tabular", "data/raw").code == 0
 
 
+PAIRS = "".join(f"word {number}\tWort {number}\n" for number in range(40))
+HOURLY = lines({"date": HOURS.tolist(), "flow": NUMBERS.tolist(), "rain": NUMBERS.tolist()})
+STORES = lines(
+    {
+        "store": ["Ulm", "Bonn"] * (ROWS // 2),
+        "date": [str(day)[:10] for day in np.repeat(HOURS[0] + 24 * (HOURS - HOURS[0]), 2)[:ROWS]],
+        "sold": NUMBERS.tolist(),
+    }
+)
+TALKS = "".join(
+    f'{{"messages": [{{"role": "user", "content": "Double {number}"}}, '
+    f'{{"role": "assistant", "content": "{2 * number}"}}]}}\n'
+    for number in range(40)
+)
+# workload: file, its content, flags, what `prepare` shows of it
+SHOWN: dict[str, tuple[str, str, str, list[str]]] = {
+    "timeseries": (
+        "flow.csv",
+        HOURLY,
+        "--targets flow",
+        [
+            "a window:   24 rows of 2 columns → 6 rows of 1\n",
+            "window:     … [23. 23.] → 2024-01-02 00:30:00 [24.] …\n",
+            "window:     … [193. 193.] → 2024-01-09 02:30:00 [194.] …\n",
+        ],
+    ),
+    "forecast": (
+        "stores.csv",
+        STORES,
+        "--series store",
+        [
+            "series Bonn: 100 rows, sold 1 (2024-01-01 00:00:00) … 199 (2024-04-09 00:00:00)\n",
+            "series Ulm: 100 rows, sold 0 (2024-01-01 00:00:00) … 198 (2024-04-09 00:00:00)\n",
+        ],
+    ),
+    "llm": (
+        "text.txt",
+        PAIRS,
+        "--split 0.5,0.5,0",
+        ["train:        begins with 'word 0", "validation:   begins with '"],
+    ),
+    "seq2seq": ("pairs.tsv", PAIRS, "", ["pair:         'word ", "' → 'Wort "]),
+    "chat": (
+        "talks.jsonl",
+        TALKS,
+        "",
+        [
+            "conversation 1: sees '<|im_start|>user\\nDouble 0<|im_end|>\\n<|im_start|>assistant\\n"
+            "\\n', predicts '0<|im_end|>'\n",
+            "conversation 40: sees '",
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("workload", SHOWN)
+def test_prepare_shows_what_it_read(workload, tmp_path):
+    """Swapped columns, other keys, times read in another way are visible."""
+    name, content, flags, shown = SHOWN[workload]
+    result = prepare(tmp_path, workload, written(tmp_path, content, name), flags)
+    assert result.code == 0, result.err
+    for line in shown:
+        assert line in result.out
+
+
 QUOTED = ["a, b", 'say "no"', "two\nlines", "plain"] * 50
 GAPS = [None if row % 9 == 4 else row / 8 for row in range(ROWS)]
 MARKED = [("-9", "-9.0")[row % 2] if row % 9 == 4 else str(row / 8) for row in range(ROWS)]

@@ -155,3 +155,20 @@ def report(chats: Any, splits: dict[str, list[int]], left_out: Any, num_copies: 
         notes.append(f"answers {what}: {chats.num_hidden:,}")
     for text in notes:
         print(f"{'note:':15}{text}")
+    print_chats(chats)
+
+
+def print_chats(chats: Any) -> None:
+    """Print three conversations: what the model sees of each, and what it is to predict."""
+    from ..engine.loading.store import Store
+
+    arrays = Store.open(chats.writer.folder).arrays
+    decode = chats.tokenizer.library.decode
+    last = len(chats.places) - 1
+    for number in sorted({0, last // 2, last}):
+        first, length = chats.places[number]
+        tokens = arrays["tokens"].rows()[first : first + length]
+        is_answer = arrays["answer"].rows()[first : first + length]
+        seen = decode(tokens[~is_answer].tolist(), skip_special_tokens=False)
+        predicted = decode(tokens[is_answer].tolist(), skip_special_tokens=False)
+        print(f"conversation {number + 1}: sees {seen[:100]!r}, predicts {predicted[:100]!r}")

@@ -5,10 +5,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import UserError
 from ..prepare.splits import add_input, print_next
+
+if TYPE_CHECKING:
+    from ..prepare.panel import Panel
 
 COLUMNS = "columns, separated by commas, "
 
@@ -137,4 +140,22 @@ def main(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     print(f"windows:    {', '.join(counts)}, {history} rows of history in each")
     print(f"season:     {season} rows")
     print(f"targets:    {', '.join(panel.roles.targets)}")
+    print_series(panel, writer.source)
     print_next(folder)
+
+
+def print_series(panel: Panel, source: dict[str, Any]) -> None:
+    """Print three series, from the first target to the last: wrong keys and times are visible."""
+    from ..prepare.clocks import as_dates
+
+    name = panel.roles.targets[0]
+    column = panel.roles.places([name])
+    last = len(panel.keys) - 1
+    for number in sorted({0, last // 2, last}):
+        first = panel.firsts[number]
+        end = panel.ends[number]
+        rows = [first, end - 1]
+        dates = as_dates(panel.times[rows], source)
+        values = panel.values[rows, column]
+        cells = [f"{value:g} ({date})" for value, date in zip(values, dates, strict=True)]
+        print(f"series {panel.keys[number]}: {end - first:,} rows, {name} {cells[0]} … {cells[1]}")

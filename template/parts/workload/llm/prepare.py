@@ -113,13 +113,19 @@ def ends_of_splits(ends: np.ndarray, sizes: list[int]) -> list[int]:
 
 
 def report(store: StoreWriter, tokenizer: Tokenizer, num_copies: int) -> None:
-    """Print a summary of the files and the tokens."""
+    """Print a summary of the files and the tokens, and with which text each split begins."""
+    from ..engine.loading.store import Store
+
     source = store.source
     sizes = [f"{last - first:,} {name}" for name, (first, last) in store.splits.items()]
     print(f"{'files:':14}{source['files']:,}, split by {source['split_by']}")
     print(f"{'documents:':14}{store.facts['documents']:,}")
     print(f"{'vocabulary:':14}{tokenizer.end + 1:,} ({tokenizer.kind})")
     print(f"{'tokens:':14}{', '.join(sizes)}")
+    tokens = Store.open(store.folder).arrays["tokens"].rows()
+    for name, (first, last) in store.splits.items():
+        beginning = tokenizer.decode(tokens[first : min(first + 24, last)])
+        print(f"{name + ':':14}begins with {beginning.decode(errors='replace')!r}")
     for what, count in (("files", num_copies), ("documents", source["copies"])):
         if count:
             print(f"{'note:':14}copies of other {what}, left out: {count:,}")

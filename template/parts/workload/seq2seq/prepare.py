@@ -173,6 +173,7 @@ def main(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     sizes = [f"{last - first:,} {split}" for split, (first, last) in store.splits.items()]
     print(f"{'pairs:':14}{', '.join(sizes)}")
     print(f"{'vocabulary:':14}{vocabulary:,} ({tokenizer.kind})")
+    print_pairs(texts["train"])
     action = "cut" if arguments.too_long == "cut" else "left out, with its pair"
     notes = {f"too long, {action}, {side}": count for side, count in too_long.items()}
     notes["left out, copies of other pairs"] = num_copies
@@ -181,6 +182,13 @@ def main(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
         if count:
             print(f"{'note:':14}{what}: {count:,}")
     print_next(folder)
+
+
+def print_pairs(split: Split) -> None:
+    """Print three pairs, so that swapped columns, quotes and tabs are visible."""
+    pairs, numbers = split
+    for source, target in pairs.chosen([numbers[0], numbers[len(numbers) // 2], numbers[-1]]):
+        print(f"{'pair:':14}{source[:40]!r} → {target[:40]!r}")
 
 
 def check(arguments: argparse.Namespace) -> None:

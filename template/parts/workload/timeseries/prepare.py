@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..prepare.splits import add_input, borders, print_next
+
+if TYPE_CHECKING:
+    from ..prepare.series import Series
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -93,4 +96,21 @@ def main(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
 
     print(f"rows:       {len(series):,}, {history} in a window")
     print(f"windows:    {', '.join(counts)}")
+    shape = f"{history} rows of {len(series.names)} columns → {horizon} rows of {len(targets)}"
+    print(f"a window:   {shape}")
+    print_windows(series, windows, targets, writer.source)
     print_next(folder)
+
+
+def print_windows(
+    series: Series, windows: Sequence[int], targets: list[int], source: dict[str, Any]
+) -> None:
+    """Print the last known row and the first targets of three windows. windows: rows of targets."""
+    import numpy as np
+
+    from ..prepare.clocks import as_dates
+
+    with np.printoptions(precision=4, threshold=5, edgeitems=2):
+        for row in (windows[0], windows[len(windows) // 2], windows[-1]):
+            date = as_dates(series.times[[row]], source)[0]
+            print(f"window:     … {series.values[row - 1]} → {date} {series.values[row, targets]} …")

@@ -153,7 +153,9 @@ def print_columns(facts: Facts, table: Table) -> None:
     targets = facts.get("targets", [facts["target"]])
     columns = [*facts["features"], *facts["categories"]]
     shown = ", ".join(f"{row + 1:,}" for row in table.row[rows])
-    print(f"columns:    {len(columns)} features → {len(targets)} targets; cells of rows {shown}")
+    plural = "s" * (len(targets) > 1)
+    sizes = f"{len(columns)} features → {len(targets)} target{plural}"
+    print(f"columns:    {sizes}; cells of rows {shown}")
     for column in [*columns, *targets]:
         values = column.get("values", column.get("classes", []))
         content = f"{len(values):,} values"
