@@ -288,9 +288,8 @@ def states(run):
     return found
 
 
-def test_folds_resume_after_a_kill_and_are_evaluated_together(place):
-    """Bit for bit; with mean, spread and one prediction for each row that is not tested."""
-    words = ("--fold", "all", *SMALL, "--data.balance", "sampling")
+def resumed_after_a_kill(place, *words):
+    """Train all folds twice, the second time with a kill; return the states, which are equal."""
     FOLDS.done("train", "--name", "whole", *words, cwd=place)
     killed = FOLDS.run("train", "--name", "k", *words, cwd=place, before=kill_at("fold-2", 7))
     assert killed.code == -signal.SIGKILL
@@ -299,6 +298,19 @@ def test_folds_resume_after_a_kill_and_are_evaluated_together(place):
     expected = states(place / "runs/whole")
     assert [*expected] == ["fold-1", "fold-2", "fold-3"]
     assert states(place / "runs/k") == expected
+    return expected
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("balance", ["none", "weights"])
+def test_folds_resume_with_each_balance(balance, place):
+    resumed_after_a_kill(place, "--fold", "all", *SMALL, "--data.balance", balance)
+
+
+def test_folds_resume_after_a_kill_and_are_evaluated_together(place):
+    """Bit for bit; with mean, spread and one prediction for each row that is not tested."""
+    words = ("--fold", "all", *SMALL, "--data.balance", "sampling")
+    expected = resumed_after_a_kill(place, *words)
 
     # One fold alone is the same, and another one can follow in its folder.
     FOLDS.done("train", "--name", "single", *words, "--fold", "2", cwd=place)
