@@ -22,22 +22,27 @@ def spell(cell: str) -> float | str:
 def read_table(settings: Settings) -> dict[str, np.ndarray]:
     """Return each column by name: text if --category names it or most cells are, else numbers."""
     header, *rows = read_rows(Path(settings.data).expanduser())
-    categories = [name.strip() for name in settings.category.split(",") if name]
-    for name in categories:
+    categories = re.split(", *", settings.category)
+    dropped = re.split(", *", settings.drop)
+    for name in filter(None, categories + dropped):
         if name not in header:
-            raise UserError(f"no column '{name}': --category: use {', '.join(header)}")
+            raise UserError(f"no column '{name}': --category, --drop: use {', '.join(header)}")
+    names = [name for name in header if name not in dropped]
     if settings.task == "classification":
-        categories.append(settings.target or header[-1])
+        categories.append(settings.target or ["", *names][-1])
     table = {}
     for name, *cells in zip(header, *rows, strict=True):
+        if name in dropped:
+            continue
         values: list = [read_number(cell) for cell in cells]
         is_text = np.isnan(values) & [not re.fullmatch(AMOUNT, cell) for cell in cells]
         is_category = name in categories or is_text.mean() > 0.5
         for row, cell in enumerate(cells):
             if not cell or (np.isnan(values[row]) and not is_category):
                 raise UserError(
-                    f"cannot read '{cell}': {settings.data}, row {row + 2}, column '{name}': "
-                    "write a number without unit or currency, remove the row, or use --category"
+                    f"cannot read '{cell}': {settings.data}, row {row + 2}, column '{name}': write "
+                    "a number without unit or currency, fill an empty cell or remove its row, or "
+                    "use --category or --drop"
                 )
         for gap in {*filter(GAP.fullmatch, cells)}:
             print(f"note: column '{name}' has cells '{gap}', which are a value like any other")
@@ -66,8 +71,6 @@ def arrange(
     """
     group = np.arange(len(table[target]))
     if settings.group:
-        if settings.group == target or len(table) < 3:
-            raise UserError("no target or no feature is left: --group: name another column")
         group = np.unique(table.pop(settings.group), return_inverse=True)[1]
     units = np.random.default_rng(0).permutation(group.max() + 1)
     ends = split_rows(settings.split, len(units), "rows or groups")
@@ -90,13 +93,12 @@ def rarest_class(target: np.ndarray, group: np.ndarray) -> np.ndarray:
 
 def spread_classes(units: np.ndarray, classes: np.ndarray) -> np.ndarray:
     """Reorder units such that those of each class have equal distances."""
-    order = classes[units].argsort(kind="stable")
-    labels = classes[units[order]]
-    counts = np.bincount(labels)
-    first = counts.cumsum() - counts
-    number = np.arange(len(units)) - first[labels]  # within its class
+    labels = classes[units]
     place = np.empty(len(units))
-    place[order] = (number + 0.5) / counts[labels]
+    for label in np.unique(labels):
+        members = labels == label
+        count = members.sum()
+        place[members] = (np.arange(count) + 0.5) / count
     return units[place.argsort(kind="stable")]
 
 
@@ -149,7 +151,9 @@ class Data:
         self.batch_size = settings.batch_size
         self.batch_targets = settings.batch_size
         table = read_table(settings) if settings.data else synthesize()
-        target = settings.target or list(table)[-1]
+        target = settings.target or ["", *table][-1]
+        if target == settings.group or not table.keys() - {target, settings.group}:
+            raise UserError("no target or no feature is left: --group, --drop: name other columns")
         for flag, name in ("target", target), ("group", settings.group or target):
             if name not in table:
                 raise UserError(f"no column '{name}': --{flag}: use one of {', '.join(table)}")

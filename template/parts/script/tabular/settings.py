@@ -11,6 +11,7 @@ class Settings(RunSettings):
         choices=["regression", "classification"],
     )
     category: str = setting("", "columns whose numbers are names, separated by commas")
+    drop: str = setting("", "columns to leave out, such as a name, separated by commas")
     group: str = setting("", "column, no feature; rows of one value are in one split")
     split: str = setting(
         "0.7,0.15,0.15", "training, validation, test after a shuffle: fractions or rows"

@@ -41,6 +41,18 @@ def test_classes_are_learned_and_new_categories_are_unknown() -> None:
     assert records()[-1]["accuracy"] > 0.95
 
 
+def test_columns_are_left_out() -> None:
+    lines = ["id,size,name,price", *(f"{row},{row / 7},name {row},{row}" for row in range(200))]
+    Path("table.csv").write_text("\n".join(lines) + "\n")
+    settings = train.Settings(data="table.csv", drop="id, name")
+    assert [*train.read_table(settings)] == ["size", "price"]
+    Path("table.csv").write_text("id,size,note\n1,2,\n3,4,\n")  # nothing reads their cells
+    assert [*train.read_table(train.replace(settings, drop="note"))] == ["id", "size"]
+    for drop in ("nmae", "size,note", "id,size,note"):
+        with pytest.raises(train.UserError, match="no column|no feature"):
+            train.Data(train.replace(settings, drop=drop))
+
+
 @pytest.mark.parametrize("group", ["", "customer"])
 def test_splits_are_stratified_and_groups_stay_together(group: str) -> None:
     number = np.arange(2000)
