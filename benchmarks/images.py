@@ -108,7 +108,9 @@ def project_batches(augments: bool) -> Iterator[torch.Tensor]:
     for epoch in itertools.count():
         for batch in loader.epoch(epoch):
             image = batch["image"]
-            yield (image - project.model.mean) / project.model.std if augments else image
+            mean = project.model.mean
+            std = project.model.std
+            yield (image - mean).div_(std) if augments else image
 
 
 def milliseconds(batches: Iterable[torch.Tensor], seconds: float) -> float:

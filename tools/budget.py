@@ -92,7 +92,7 @@ class Budget(NamedTuple):
 DEFAULT = Budget(74, 7, 40_900, 10.1, 350, 0, 0)
 TABULAR = Budget(77, 7, 45_700, 10.1, 350, 0, 0)
 FORECAST = Budget(85, 7, 51_600, 10.5, 350, 0, 0)
-VISION = Budget(74, 8, 45_700, 10.2, 350, 0, 0)
+VISION = Budget(74, 8, 45_900, 10.2, 350, 0, 0)
 CHAT = Budget(81, 11, 48_900, 10.1, 350, 0, 0)  # with its default extras, export and lora
 # Everything switched on.
 LARGEST = Budget(145, 16, 111_500, 10.6, 360, 0, 0)

@@ -68,7 +68,7 @@ class Model(nn.Module):
 
     def forward(self, image: Tensor) -> Tensor:
         """Return (B, K). Evaluations average over an image and its mirror image."""
-        image = (image - self.mean) / self.std
+        image = (image - self.mean).div_(self.std)  # without another copy of the batch
         image = image.contiguous(memory_format=self.memory_format)
         logits = self.network(image)
         if self.settings.flip and not self.training:

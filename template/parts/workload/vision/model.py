@@ -104,7 +104,7 @@ class Classifier(nn.Module):
     def logits(self, batch: Batch) -> Tensor:
         """Return (B, K), in float32 even under autocast."""
         image = center(batch["image"], self.sides)
-        image = (image - self.mean) / self.std
+        image = (image - self.mean).div_(self.std)  # without another copy of the batch
         image = image.contiguous(memory_format=self.memory_format)
         logits = self.network(image)
         if self.settings.flip and not self.training:
