@@ -113,4 +113,6 @@ def print_windows(
     with np.printoptions(precision=4, threshold=5, edgeitems=2):
         for row in (windows[0], windows[len(windows) // 2], windows[-1]):
             date = as_dates(series.times[[row]], source)[0]
-            print(f"window:     … {series.values[row - 1]} → {date} {series.values[row, targets]} …")
+            known = series.values[row - 1]
+            first = series.values[row, targets]
+            print(f"window:     … {known} → {date} {first} …")
