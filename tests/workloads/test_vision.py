@@ -4,6 +4,7 @@
 import functools
 import sys
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -55,8 +56,15 @@ def assert_equal(batch, other, rows=slice(None), other_rows=slice(None)):
 # --- the same images
 
 
-def test_an_image_is_changed_in_the_same_way_whatever_batch_it_is_in():
+def test_an_image_is_changed_in_the_same_way_whatever_batch_it_is_in(monkeypatch):
     together = read(range(40), *CROPPED)
+    with monkeypatch.context() as patch:  # larger images are changed a few at a time
+        module = VISION.module("augment")
+        patch.setattr(module, "TOGETHER", 2 * 32 * 32)
+        in_parts = Mock(wraps=module.resample_in_cache)
+        patch.setattr(module, "resample_in_cache", in_parts)
+        assert_equal(read(range(40), *CROPPED), together)
+        assert in_parts.call_count == 2  # of images and of their partners
     assert_equal(read([7], *CROPPED), together, other_rows=[7])
     assert_equal(read([31, 3, -1, 8], *CROPPED), together, [0, 1, 3], [31, 3, 8])
     images = [together["image"]]

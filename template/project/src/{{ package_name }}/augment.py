@@ -144,8 +144,9 @@ def move(image: Tensor, random: Random, settings: Augment, sides: tuple[int, int
     if settings.flip:
         x = torch.where(random["flip"] < 0.5, -x, x)
 
-    if image.device.type == "cpu":
-        return resample_in_cache(image, y, x)
+    together = 1 + TOGETHER // (sides[0] * sides[1])
+    if image.device.type == "cpu" and len(image) > together:
+        return resample_in_cache(image, y, x, together)
     return resample(image, y, x)
 
 
@@ -159,9 +160,8 @@ def resample(image: Tensor, y: Tensor, x: Tensor) -> Tensor:
     )
 
 
-def resample_in_cache(image: Tensor, y: Tensor, x: Tensor) -> Tensor:
-    """Do the same for a few images at a time: 1.4 times as fast on a CPU with 224 × 224 pixels."""
-    count = 1 + TOGETHER // (y.shape[1] * x.shape[1])
+def resample_in_cache(image: Tensor, y: Tensor, x: Tensor, count: int) -> Tensor:
+    """Do the same for `count` images at a time: 1.4 times as fast on a CPU with 224 × 224 pixels."""
     result = torch.empty(*image.shape[:2], y.shape[1], x.shape[1])
     parts = [tensor.split(count) for tensor in (result, image, y, x)]
     for part, pixels, rows, columns in zip(*parts, strict=True):
