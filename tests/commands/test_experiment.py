@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import subprocess
+import time
 from collections import Counter
 from types import SimpleNamespace
 
@@ -158,8 +159,9 @@ def test_a_better_setting_is_kept_and_trained_once(project):
     )
     assert re.fullmatch(pattern, lines[0])
     assert re.search("^  same initial weights and random numbers: .+ unpaired trainings$", lines[1])
-    assert [line.split()[0] for line in lines[2:5]] == ["parameters", "step_ms", "memory_mb"]
-    assert lines[5] == "  runs/experiments/experiments.md"
+    details = ["first_loss", "parameters", "step_ms", "memory_mb"]
+    assert [line.split()[0] for line in lines[2:6]] == details
+    assert lines[6] == "  runs/experiments/experiments.md"
     said = done.err.splitlines()
     assert re.fullmatch(r"5 to 5 seeds of 12 steps, about \S+ to \S+; twice if promising", said[0])
     assert said[6:8] == ["promising; now `check`", "passed; now fresh seeds"]
@@ -171,8 +173,10 @@ def test_a_better_setting_is_kept_and_trained_once(project):
     row = json.loads(again.out)
     assert (again.code, row["trainings"], row["verdict"]) == (0, 0, "keep")
     assert [line for line in again.err.splitlines() if line.startswith("  seed ")] == seeds
-    gains = [float(re.search(r"\((.+) %\)", line)[1]) for line in seeds[5:]]
-    assert row["effect"] == pytest.approx(sorted(gains)[2], rel=0.01)
+    shown = [f"{value:+.3g}" for value in (row["effect"], *row["interval"])]
+    gains = [re.search(r"\((.+) %\)", line)[1] for line in seeds[5:]]
+    ordered = sorted(gains, key=float)
+    assert shown == [ordered[2], ordered[0], ordered[4]]
     page = (project / "runs/experiments/experiments.md").read_text()
     assert "1 of 1 edits kept; if none helped, 0.0025 at most are expected" in page
     assert page.count(BETTER) == 1
@@ -221,7 +225,7 @@ SEEN = "((batch['target'] - self.target_mean) / self.target_std).float()[:, None
         # It sees the targets: its losses are much better, but a check notices it.
         (
             f"{OUTPUT} * 0.1 + 0.9 * {SEEN}",
-            "loss .+ better .+; promising, but a check fails: future ",
+            "loss .+ better .+; promising, but a check fails: future row 0 of 'target' makes",
         ),
     ],
     ids=["comment", "variable", "worse", "syntax", "crash", "nan", "killed", "hang", "leak"],
@@ -287,6 +291,31 @@ def test_ctrl_c_keeps_the_trainings(tmp_path):
     assert newest(project)["trainings"] <= 10 - int(kept)
 
 
+def decided_by(module, losses, **arguments):
+    """What an experiment says whose edit has these losses, where those of its parent are 1."""
+    made = module.Experiment.__new__(module.Experiment)
+    made.arguments = SimpleNamespace(worth=0.1, seeds=20, minutes=60, **arguments)
+    made.metric = "loss"
+    made.sign = -1
+    made.start_time = time.monotonic()
+    made.seed = lambda number: number
+    made.parent = made.edit = SimpleNamespace(metric=lambda result, name: result["metrics"][name])
+    results = [{"metrics": {"new": 3, "loss": loss, "auc": math.nan}} for loss in losses]
+    made.pair = lambda seed: ({"metrics": {"loss": 1.0, "auc": math.nan}}, results[seed])
+    decided, why, pairs = made.test()
+    return decided, why, len(pairs)
+
+
+def test_the_reason_of_a_verdict(project):
+    """Here the edit has a metric that its parent does not have."""
+    module = imported(project, "measure.experiment")
+    assert decided_by(module, [1.0] * 5) == ("discard", "equal bits with 2 seeds", 2)
+    assert decided_by(module, [1.0, 0.5, *[1.1] * 18]) == ("discard", "no gain of 0.1 %", 12)
+    assert decided_by(module, [0.5] * 5) == ("keep", "", 5)
+    both = [0.5, 1.5] * 10
+    assert decided_by(module, both) == ("undecided", "20 seeds cannot decide it", 8)
+
+
 def test_equal_time_gives_a_slower_edit_fewer_steps(project):
     module = imported(project, "measure.experiment")
     times = iter([9.0, 2.0, 2.1, 1.9, 2.0, 2.0, 2.0, *[2.0] * 6, 0.9])
@@ -321,6 +350,12 @@ def test_equal_time_gives_a_slower_edit_fewer_steps(project):
 @pytest.mark.first(7)
 def test_what_cannot_be_compared_is_one_line(words, parts, project):
     one_error(experiment(project, *words), *parts)
+
+
+def test_a_setting_that_the_parent_does_not_have_is_for_the_edit_alone(project):
+    edit(project, "class Model(Section):", "class Model(Section):\n    gain: int = 1\n", "settings.py")
+    done = experiment(project, "--model.gain", "2")
+    one_error(done, "unknown setting 'model.gain'", "give it to the edit alone, with --set")
 
 
 def test_a_source_that_git_ignores_is_refused(project):

@@ -316,6 +316,7 @@ def test_a_step_that_is_not_that_of_the_run_is_saved_only_on_demand(place):
     assert lines[1].startswith("different bits from step 15 on: gradient norm ")
     assert lines[3].startswith("data: other in the run, ")
     assert lines[4] == "step 20 is not that of the run: add --anyway to save or debug it"
+    assert not (folder / "step-20.pt").exists()
     done = command(place, "replay", "a", "--step", "20", "--anyway")
     assert done.code == 1
     assert done.out.endswith("\nsaved step 20, not as in the run: runs/a/step-20.pt\n")

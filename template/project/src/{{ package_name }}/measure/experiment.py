@@ -22,7 +22,12 @@ Pair = tuple[Result, Result]
 TIMED_STEPS = 30
 TIMINGS = 6  # of each side: all six ratios are on one side of 1 by luck in 3 % of cases
 CHECK_SECONDS = 3600
-DETAILS = ("parameters", "step_ms", "memory_mb")
+REASONS = {
+    "keep": "",
+    "discard": "no gain of {worth:g} %",
+    "undecided": "{seeds} seeds cannot decide it",
+}
+DETAILS = ("first_loss", "parameters", "step_ms", "memory_mb")
 
 
 @dataclass
@@ -60,6 +65,8 @@ class Experiment:
         except Failed as error:
             if error.name == "parent":
                 remedy = "correct and commit it, or name another commit"
+                if "unknown setting" in str(error):
+                    remedy = "give it to the edit alone, with --set"
                 raise UserError(str(error), self.facts["parent"], remedy) from error
             return self.row("discard", str(error), [])
 
@@ -98,9 +105,8 @@ class Experiment:
         pair = (other + step * steps) / 60 * (1 if is_known else 2)
 
         least = FEWEST * pair
-        seeds = arguments.seeds
-        times = f"about {duration(60 * least)} to {duration(60 * seeds * pair)}"
-        say(f"{FEWEST} to {seeds} seeds of {steps:,} steps, {times}; twice if promising")
+        times = f"about {duration(60 * least)} to {duration(60 * arguments.seeds * pair)}"
+        say(f"{FEWEST} to {arguments.seeds} seeds of {steps:,} steps, {times}; twice if promising")
         if least > arguments.minutes:
             what = f"{FEWEST} pairs of trainings take about {least:.1f} minutes"
             remedy = f"use --minutes {math.ceil(least)}"
@@ -169,8 +175,7 @@ class Experiment:
         arguments = self.arguments
         start = self.minutes
         pairs: list[Pair] = []
-        decided = ""
-        while not decided:
+        while True:
             pair = self.pair(self.seed(len(pairs), *source))
             pairs.append(pair)
             gains = [self.gain(pair) for pair in pairs]
@@ -179,12 +184,12 @@ class Experiment:
             if have_equal_bits(pairs):
                 return "discard", "equal bits with 2 seeds", pairs
             decided = verdict(gains, arguments.worth, arguments.seeds)
-            why = f"no gain of {arguments.worth:g} %" if decided == "discard" else ""
+            if decided:
+                return decided, REASONS[decided].format(**vars(arguments)), pairs
             minutes_of_pair = (self.minutes - start) / len(pairs)
-            if not decided and self.minutes + minutes_of_pair > arguments.minutes:
+            if self.minutes + minutes_of_pair > arguments.minutes:
                 why = f"{arguments.minutes:g} minutes are over; with more, it continues"
                 return "undecided", why, pairs
-        return decided, why, pairs
 
     # --- the verdict
 
@@ -209,14 +214,15 @@ class Experiment:
         say("passed; now fresh seeds")
         decided, why, pairs = self.test(*identities)
         if decided != "keep":
-            why = f"promising, but not with fresh seeds: {why or 'no verdict'}"
+            why = f"promising, but not with fresh seeds: {why}"
         return self.row(decided, why, pairs)
 
     def row(self, decided: str, why: str, pairs: list[Pair]) -> Result:
         """Return the row of the ledger."""
         gains = [self.gain(pair) for pair in pairs]
+        arguments = self.arguments
         row = {"metric": self.metric, "split": self.split, "steps": self.steps}
-        row |= {name: getattr(self.arguments, name) for name in ("worth", "no_confirm")}
+        row |= {"worth": arguments.worth, "no_confirm": arguments.no_confirm}
         return {
             **self.facts,
             **row,
@@ -239,8 +245,10 @@ def say(text: str) -> None:
 
 
 def have_equal_bits(pairs: list[Pair]) -> bool:
-    """Whether all metrics of two pairs are equal; as a text, nan is equal to nan."""
-    return len(pairs) == 2 and all(str(a["metrics"]) == str(b["metrics"]) for a, b in pairs)
+    """Whether two pairs have equal metrics; those that only the edit has do not count."""
+    metrics = [[result["metrics"] for result in pair] for pair in pairs]
+    # As a text, nan is equal to nan.
+    return len(pairs) == 2 and all(str(after | before) == str(after) for before, after in metrics)
 
 
 def details(pairs: list[Pair], metric: str) -> list[str]:
@@ -252,7 +260,7 @@ def details(pairs: list[Pair], metric: str) -> list[str]:
     if before["random"] != after["random"]:
         shared = "same initial weights, but other random numbers"
     if before["initial"] != after["initial"]:
-        shared = "other initial weights, so pairs help little"
+        shared = "other initial weights"
     if len(pairs) > 2:
         values = [[pair[side]["metrics"][metric] for pair in pairs] for side in (0, 1)]
         shared += f": {variance_left(*values):.2g} of the variance of unpaired trainings"
