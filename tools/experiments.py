@@ -1,24 +1,30 @@
-"""What `experiment` says of edits that change nothing, and of edits that change the rounding only.
+"""What `experiment` says of edits that change nothing, the rounding only, or the learning rate.
 
-    python tools/experiments.py [noops] [nulls]    # verdicts, and how many are wrong
+    python tools/experiments.py [noops] [nulls] [rates] [WORKLOAD ...]    # verdicts, and their counts
 
 An edit without effect must have an effect of exactly 0. Of edits that change the rounding alone,
-`--worth 0` may keep one in a thousand, and the default none.
+`--worth 0` may keep one in a thousand, and the default none. A learning rate that is 10 % higher or
+lower must not get the verdict of the other sign: its truth is the median of 30 seeds, and where the
+interval of that median has 0, undecided is right.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import yaml
 from forking import forked_sides
 from rendering import render, replace
-from running import PACKAGE, run
+from running import PACKAGE, Before, run
 from sizes import TINY
 
 Edit = tuple[str, str, str]
@@ -54,6 +60,27 @@ NOOPS: dict[str, list[Edit]] = {
             "model.py",
             "total_weight = present.sum(dtype=torch.float32)\n        target",
             "total_weight = present.float().sum()\n        target",
+        ),
+    ],
+    "llm": [
+        ("model.py", "present = targets != IGNORE", "present = targets.ne(IGNORE)"),
+        ("model.py", "loss = total / total_weight", "loss = 1 * total / total_weight"),
+        ("model.py", "[*self.layers, self.head]", "[*self.layers] + [self.head]"),
+        ("model.py", "query = query.transpose(1, 2)", "query = query.permute(0, 2, 1, 3)"),
+        (
+            "model.py",
+            "x = layer(x, rotation)",
+            "y = layer(x, rotation)\n            x = y",
+        ),
+        (
+            "model.py",
+            "hidden = functional.gelu(self.hidden(self.hidden_norm(x)))",
+            "hidden = self.hidden_norm(x)\n        hidden = functional.gelu(self.hidden(hidden))",
+        ),
+        (
+            "model.py",
+            "x = functional.dropout(x, self.dropout, self.training)\n        for",
+            "x = functional.dropout(x, p=self.dropout, training=self.training)\n        for",
         ),
     ],
     "timeseries": [
@@ -121,19 +148,68 @@ NULLS: dict[str, list[Edit]] = {
 }
 
 
+PARTS = {"noops": NOOPS, "nulls": NULLS, "rates": TINY}  # each with its workloads
+
+
 def git(folder: Path, *words: str) -> None:
     command = ["git", "-c", "user.name=a", "-c", "user.email=a@b.c", *words]
     subprocess.run(command, cwd=folder, check=True)
 
 
-def judge(folder: Path, workload: str, edit: Edit, *words: str) -> dict[str, object]:
-    """Return the verdict on an edit."""
-    file, old, new = edit
-    replace(folder / "src" / PACKAGE / file, old, new)
+def judge(
+    folder: Path, workload: str, *words: str, before: Before = forked_sides
+) -> dict[str, Any]:
+    """Return the verdict of the command."""
     words = (*TINY[workload], *LENGTH, *words)
-    done = run(folder, "experiment", *words, "--json", cwd=folder, before=forked_sides)
-    git(folder, "reset", "-q", "--hard")
-    return json.loads(done.out) if done.out else {"verdict": done.err, "why": "", "effect": None}
+    done = run(folder, "experiment", *words, "--json", cwd=folder, before=before)
+    failed = {"verdict": done.err, "why": "", "effect": None, "interval": None, "seeds": 0}
+    return json.loads(done.out) if done.out else failed
+
+
+def judge_edits(folder: Path, workload: str, part: str) -> Iterator[str]:
+    """Print the verdicts on edits of files; yield what is counted."""
+    edits = [*OPTIMIZER, *NOOPS[workload]] if part == "noops" else NULLS[workload]
+    for file, old, new in edits:
+        for worth in ("0.1",) if part == "noops" else ("0", "0.1"):
+            for seed in range(1) if part == "noops" else range(4):
+                replace(folder / "src" / PACKAGE / file, old, new)
+                seeded = ("--worth", worth, "--reproducibility.seed", str(42 + seed))
+                row = judge(folder, workload, *seeded)
+                git(folder, "reset", "-q", "--hard")
+                promising = "promising" in str(row["why"]) or row["verdict"] == "keep"
+                said = f"{part}, worth {worth}: {row['verdict']}"
+                shown = (workload, file, " ".join(old.split()), row["effect"], row["why"])
+                print(said, *shown, sep=" | ", flush=True)
+                yield f"{said}{', was promising' if promising else ''}"
+
+
+def with_all_seeds() -> None:
+    """For `run(..., before=with_all_seeds)`: it trains as many seeds as it may."""
+    forked_sides()
+    module: Any = importlib.import_module(f"{PACKAGE}.measure.experiment")
+    module.verdict = lambda gains, worth, most: "undecided" if len(gains) == most else ""
+
+
+def judge_rates(folder: Path, workload: str) -> Iterator[str]:
+    """Print the verdicts on other learning rates; yield whether they are right."""
+    words = TINY[workload]
+    flag = "--optimizer.learning_rate"
+    rate = yaml.safe_load((folder / "config.yaml").read_text())["optimizer"]["learning_rate"]
+    if flag in words:
+        rate = words[words.index(flag) + 1]
+    for factor in (1.1, 0.9):
+        change = ("--set", f"optimizer.learning_rate={factor * float(rate):.6g}", "--worth", "0")
+        row = judge(folder, workload, *change)
+        truth = judge(folder, workload, *change, "--seeds", "30", before=with_all_seeds)
+        low, high = truth["interval"] or (0, 0)
+        right = {"keep": low > 0, "discard": high < 0, "undecided": low <= 0 <= high}
+        said = "right" if right.get(row["verdict"]) else "wrong"
+        effects = [
+            f"{number or 0:+.3g} %" for number in (row["effect"], truth["effect"], low, high)
+        ]
+        shown = (workload, factor, row["verdict"], row["seeds"], *effects, row["why"])
+        print(said, *shown, sep=" | ", flush=True)
+        yield f"rates: {said}"
 
 
 def project(workload: str, folder: Path) -> Path:
@@ -144,26 +220,18 @@ def project(workload: str, folder: Path) -> Path:
     return folder
 
 
-def main(parts: list[str]) -> None:
-    """Print each verdict, then the counts."""
+def main(words: list[str]) -> None:
+    """Print each verdict, then the counts. words: parts and workloads."""
+    parts = [word for word in PARTS if word in words] or list(PARTS)
     counts: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as name:
-        for workload in NOOPS:
+        for workload in [word for word in TINY if word in words] or TINY:
             folder = project(workload, Path(name, workload))
-            for part in parts or ["noops", "nulls"]:
-                edits = [*OPTIMIZER, *NOOPS[workload]] if part == "noops" else NULLS[workload]
-                seeds = range(1) if part == "noops" else range(4)
-                worths = ("0.1",) if part == "noops" else ("0", "0.1")
-                for edit in edits:
-                    for worth in worths:
-                        for seed in seeds:
-                            seeded = ("--worth", worth, "--reproducibility.seed", str(42 + seed))
-                            row = judge(folder, workload, edit, *seeded)
-                            promising = "promising" in str(row["why"]) or row["verdict"] == "keep"
-                            said = f"{part}, worth {worth}: {row['verdict']}"
-                            counts[f"{said}{', was promising' if promising else ''}"] += 1
-                            shown = (workload, *edit[:2], row["effect"], row["why"])
-                            print(said, *shown, sep=" | ", flush=True)
+            for part in parts:
+                if part == "rates":
+                    counts.update(judge_rates(folder, workload))
+                elif workload in PARTS[part]:
+                    counts.update(judge_edits(folder, workload, part))
     for text, number in sorted(counts.items()):
         print(f"{number:4} {text}")
 

@@ -353,7 +353,12 @@ def test_what_cannot_be_compared_is_one_line(words, parts, project):
 
 
 def test_a_setting_that_the_parent_does_not_have_is_for_the_edit_alone(project):
-    edit(project, "class Model(Section):", "class Model(Section):\n    gain: int = 1\n", "settings.py")
+    edit(
+        project,
+        "class Model(Section):",
+        "class Model(Section):\n    gain: int = 1\n",
+        "settings.py",
+    )
     done = experiment(project, "--model.gain", "2")
     one_error(done, "unknown setting 'model.gain'", "give it to the edit alone, with --set")
 
