@@ -4,8 +4,8 @@
 
 An edit without effect must have an effect of exactly 0. Of edits that change the rounding alone,
 `--worth 0` may keep one in a thousand, and the default none. A learning rate that is 10 % higher or
-lower must not get the verdict of the other sign: its truth is the median of 30 seeds, and where the
-interval of that median has 0, undecided is right.
+lower must not get the verdict of the other sign. Its truth is the median of 30 seeds. Where the
+interval of that median has 0, undecided is right; elsewhere it is a missed effect.
 """
 
 from __future__ import annotations
@@ -202,11 +202,12 @@ def judge_rates(folder: Path, workload: str) -> Iterator[str]:
         row = judge(folder, workload, *change)
         truth = judge(folder, workload, *change, "--seeds", "30", before=with_all_seeds)
         low, high = truth["interval"] or (0, 0)
-        right = {"keep": low > 0, "discard": high < 0, "undecided": low <= 0 <= high}
-        said = "right" if right.get(row["verdict"]) else "wrong"
-        effects = [
-            f"{number or 0:+.3g} %" for number in (row["effect"], truth["effect"], low, high)
-        ]
+        effect = truth["effect"] or 0
+        right = {"keep": effect > 0, "discard": effect < 0, "undecided": low <= 0 <= high}
+        said = "missed" if row["verdict"] == "undecided" else "wrong"
+        if right.get(row["verdict"]):
+            said = "right"
+        effects = [f"{number or 0:+.3g} %" for number in (row["effect"], effect, low, high)]
         shown = (workload, factor, row["verdict"], row["seeds"], *effects, row["why"])
         print(said, *shown, sep=" | ", flush=True)
         yield f"rates: {said}"
