@@ -93,8 +93,9 @@ class Experiment:
         arguments = self.arguments
         seed = self.seed(0)
         given = self.parent.facts["settings"]["training"]["max_steps"]
-        request = self.request(seed, given, stop_after=TIMED_STEPS)
-        timed = self.trainings.result(self.parent, request)
+        timed = self.trainings.result(
+            self.parent, self.request(seed, given, stop_after=TIMED_STEPS)
+        )
         length = timed["steps"]
         steps = arguments.steps or length
         self.scale = steps / length
@@ -246,9 +247,11 @@ def say(text: str) -> None:
 
 def have_equal_bits(pairs: list[Pair]) -> bool:
     """Whether two pairs have equal metrics; those that only the edit has do not count."""
-    metrics = [[result["metrics"] for result in pair] for pair in pairs]
     # As a text, nan is equal to nan.
-    return len(pairs) == 2 and all(str(after | before) == str(after) for before, after in metrics)
+    return len(pairs) == 2 and all(
+        str(after["metrics"] | before["metrics"]) == str(after["metrics"])
+        for before, after in pairs
+    )
 
 
 def details(pairs: list[Pair], metric: str) -> list[str]:

@@ -36,11 +36,6 @@ def git(*words: str, **environment: str) -> str:
     return done.stdout.strip()
 
 
-def tree_of(commit: str) -> str:
-    """Return the name of the tree of a commit."""
-    return git("rev-parse", commit + "^{tree}")
-
-
 def tree_here() -> str:
     """Return the name of a tree with the working tree's sources, new files too.
 
