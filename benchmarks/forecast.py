@@ -4,9 +4,11 @@ and ETTh2 with `timeseries`.
 M4 has 414 hourly series; the last 48 hours of each are the test. All models see 168 hours. Every
 forecast is read from a file and scored here, by one function for all. `--m4` is a folder with
 Hourly-train.csv and Hourly-test.csv of github.com/Mcompetitions/M4-methods, `--etth2` is ETTh2.csv
-of github.com/zhouhaoyi/ETDataset; each may be compressed (.gz).
+of github.com/zhouhaoyi/ETDataset; each may be compressed (.gz). `memory` needs neither: it makes a
+table of 60 million rows.
 
     python benchmarks/forecast.py [m4] --m4 FOLDER --etth2 FILE [--seeds 3] [--write]
+    python benchmarks/forecast.py memory [--write]
 """
 
 from __future__ import annotations
@@ -16,12 +18,14 @@ import csv
 import gzip
 import json
 import os
+import re
 import resource
 import shlex
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,7 +34,9 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
 
 import numpy as np  # noqa: E402
+import pyarrow as pa  # noqa: E402
 from publish import command_line, machine, publish  # noqa: E402
+from pyarrow import parquet  # noqa: E402
 from rendering import render  # noqa: E402
 from running import Result, evaluation_of, start  # noqa: E402
 
@@ -45,16 +51,22 @@ PEERS = {"neuralforecast": "neuralforecast NHITS", "darts": "darts NHiTS"}
 PEERS_PYTHON = ROOT / ".venv-forecasters/bin/python"  # `make bench PART=forecast` makes it
 PEER_STEPS = 0  # 0: as many as take the CPU time of ours
 HOUR = 3600.0
+NUM_SERIES = 30_000  # of the table whose memory is measured
+DAYS = 2000
+MEMORY_STEPS = 2000
 
 
 def shrink() -> None:
     """Takes the sizes of a rehearsal."""
-    global HISTORY, HORIZON, SPLIT, ETT, FLAGS, PEER_STEPS
+    global HISTORY, HORIZON, SPLIT, ETT, FLAGS, PEER_STEPS, NUM_SERIES, DAYS, MEMORY_STEPS
     HISTORY = 48
     HORIZON = 24
     ETT = "--history 48 --horizon 24 --split 400,150,150"
     FLAGS = "--training.max_steps 2 --evaluation.every_steps 2"
     PEER_STEPS = 1
+    NUM_SERIES = 20
+    DAYS = 400
+    MEMORY_STEPS = 2
 
 
 # ---- data ----------------------------------------------------------------------------------------
@@ -333,26 +345,84 @@ def etth2(path: Path, seeds: int, folder: Path) -> dict[str, Any]:
 # ---- all -----------------------------------------------------------------------------------------
 
 
+# ---- memory --------------------------------------------------------------------------------------
+
+
+def write_stores(path: Path) -> None:
+    """A table of daily sales, sorted by date, as a database exports it."""
+    random = np.random.default_rng(0)
+    level = random.uniform(5, 50, NUM_SERIES)
+    phase = random.uniform(0, 2 * np.pi, NUM_SERIES)
+    stores = np.arange(NUM_SERIES, dtype=np.int32)
+    columns = {"date": pa.timestamp("s"), "store": pa.int32(), "sold": pa.float32()}
+    with parquet.ParquetWriter(path, pa.schema(columns)) as writer:
+        for day in range(DAYS):
+            date = np.datetime64("2018-01-01", "s") + np.timedelta64(day, "D")
+            week = np.sin(day * 2 * np.pi / 7 + phase)
+            sold = level * (1 + 0.3 * week) + random.normal(size=NUM_SERIES)
+            cells = [np.full(NUM_SERIES, date), stores, sold.astype(np.float32).round(2)]
+            arrays = [
+                pa.array(values, kind) for values, kind in zip(cells, columns.values(), strict=True)
+            ]
+            writer.write_table(pa.table(arrays, [*columns]))
+
+
+def peak_memory(project: Path, folder: Path, *words: str) -> tuple[float, float]:
+    """MB that no file backs, at the peak, and seconds of a command in a process of its own."""
+    environment = {**os.environ, "PYTHONPATH": str(project / "src"), "TRAINING_ROOT": "."}
+    command = [sys.executable, "-m", "my_training", *words]
+    peak = 0
+    begun = time.perf_counter()
+    with subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.DEVNULL) as child:
+        while child.poll() is None:
+            status = Path(f"/proc/{child.pid}/status").read_text()
+            for kilobytes in re.findall(r"RssAnon:\s+(\d+)", status):  # none when it ends
+                peak = max(peak, int(kilobytes))
+            time.sleep(0.02)
+    assert child.returncode == 0, words
+    return peak / 1024, time.perf_counter() - begun
+
+
+def memory(folder: Path) -> dict[str, Any]:
+    """The table of what each command takes for one large table."""
+    ours = Ours("forecast", folder)
+    (folder / "config.yaml").write_bytes((ours.project / "config.yaml").read_bytes())
+    path = folder / "stores.parquet"
+    write_stores(path)
+    flags = "--series store --targets sold --history 56 --horizon 14"
+    steps = f"--training.max_steps {MEMORY_STEPS} --evaluation.fraction 0.05"
+    commands = {
+        "`prepare`": f"prepare --input {path} {flags}",
+        f"`train`, {MEMORY_STEPS:,} steps": f"train {steps}",
+        "`predict`, one forecast a series": "predict --output forecasts.csv",
+    }
+    rows = []
+    for name, words in commands.items():
+        peak, seconds = peak_memory(ours.project, folder, *words.split())
+        rows.append([name, f"{peak:.0f}", f"{seconds:.0f}"])
+    return {"columns": ["command", "MB at the peak", "seconds"], "rows": rows}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("part", nargs="?", choices=["m4", "etth2"], help="(default: both)")
+    parser.add_argument("part", nargs="?", choices=["m4", "etth2", "memory"], help="(default: all)")
     parser.add_argument("--m4", type=Path, metavar="FOLDER", help="with Hourly-train.csv")
     parser.add_argument("--etth2", type=Path, metavar="FILE", help="ETTh2.csv")
     parser.add_argument("--seeds", type=int, default=3)
     arguments = command_line(parser, seeds=1)
     if arguments.rehearse:
         shrink()
-    elif not arguments.m4 or not arguments.etth2:
+    elif arguments.part != "memory" and not (arguments.m4 and arguments.etth2):
         parser.error("--m4 or --etth2 is missing: see the description")
     seeds = arguments.seeds
     how = f"{machine()}. One thread, {seeds} seeds, median"
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        series = made_up_m4() if arguments.rehearse else read_m4(arguments.m4)
         ett = made_up_ett(folder) if arguments.rehearse else arguments.etth2
-        if arguments.part != "etth2":
+        if arguments.part in (None, "m4"):
+            series = made_up_m4() if arguments.rehearse else read_m4(arguments.m4)
             peers, table, forecasts = m4(series, seeds, folder / "m4")
             rows = [coverage_row("M4 Hourly", list(of_m4(series, forecasts)))]
             rows.append(coverage_row("ETTh2", list(of_ett(ett, seeds, folder / "ett"))))
@@ -361,9 +431,12 @@ def main() -> None:
             publish("forecast", "m4", protocol, table, arguments=arguments)
             table = {"columns": columns, "rows": rows}
             publish("forecast", "intervals", how, table, arguments=arguments)
-        if arguments.part != "m4":
+        if arguments.part in (None, "etth2"):
             table = etth2(ett, seeds, folder / "timeseries")
             publish("forecast", "ETTh2", f"{how}. {ETT}", table, arguments=arguments)
+        if arguments.part in (None, "memory"):
+            table = memory(folder / "memory")
+            publish("forecast", "memory", f"{machine()}. One thread", table, arguments=arguments)
 
 
 if __name__ == "__main__":

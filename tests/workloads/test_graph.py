@@ -506,6 +506,9 @@ def test_the_guide_finds_the_classes_of_papers_by_their_links():
 
 @pytest.mark.full
 def test_the_commands_of_the_guide(tmp_path):
+    long_table(tmp_path)
+    (tmp_path / "prices").rename(tmp_path / "all.csv")
+    (tmp_path / "edges.csv").write_text(EDGES.replace("yak", "cat"))
     write_folder(tmp_path / "prices")
     for words in documented(GUIDE):
         quick = ("--training.max_steps", "5", "--training.epochs", "1")
