@@ -18,6 +18,8 @@ SHARED = (
     "nanogpt",
     "peers",
     "publish",
+    "vision_step",
+    "vision_weights",
 )  # by the others
 BENCHMARKS = sorted(
     path.stem for path in (REPOSITORY / "benchmarks").glob("*.py") if path.stem not in SHARED
