@@ -103,18 +103,19 @@ def series(path: Path) -> None:
     path.write_text(lines(table))
 
 
-def shops(path: Path) -> None:
-    """Days of some shops, sorted by date, of which some begin later or sell always the same."""
+def shops(path: Path, days: int = 230, ahead: int = 0) -> None:
+    """Days of some shops, sorted by date, and days to forecast. Some begin later, one is constant."""
     random = np.random.default_rng(0)
     rows = ["shop,date,visits,sales,promotion"]
-    for day in np.arange(230):
+    for day in np.arange(days):
         for shop in range(7):
             promotion = random.integers(5) // 4
             visits = 10 + 5 * (day % 7) + random.normal()
             sales = visits * 2**shop * (1 + promotion) if shop != 2 else 7
             if day >= 40 * shop:  # the last ones begin in the test split and after it
                 date = np.datetime64("2024-01-01") + day
-                rows.append(f"{shop * 7 % 5}{shop},{date},{visits:.2f},{sales:.3f},{promotion}")
+                known = f"{visits:.2f},{sales:.3f}" if day < days - ahead else ","
+                rows.append(f"{shop * 7 % 5}{shop},{date},{known},{promotion}")
     path.write_text("\n".join(rows))
 
 

@@ -22,6 +22,7 @@ import transformers
 from ranks import run_ranks
 from rendering import REPOSITORY, document
 from running import (
+    documented,
     evaluation_of,
     last_checkpoint,
     last_state,
@@ -996,6 +997,19 @@ def test_the_commands_of_the_guide_train_a_model_that_answers(base, tmp_path):
         CHAT.done(*words, *more, cwd=tmp_path)
     (folder,) = (tmp_path / "runs").glob("*/export")
     transformers.AutoModelForCausalLM.from_pretrained(folder)
+
+
+@pytest.mark.full
+def test_the_commands_of_the_readme_work(base, tmp_path):
+    shutil.copytree(base, tmp_path / "SmolLM2-135M-Instruct")
+    rows = [{"prompt": f"Double {number}", "completion": str(2 * number)} for number in range(60)]
+    (tmp_path / "chats.jsonl").write_text(jsonl(*rows))
+    commands = {words[0]: words for words in documented(CHAT.project() / "README.md")}
+    CHAT.done(*commands["prepare"], cwd=tmp_path)
+    pretrained = ("--model.pretrained", "SmolLM2-135M-Instruct")  # a user writes it in config.yaml
+    CHAT.done("train", *pretrained, "--max-steps", "2", cwd=tmp_path)
+    CHAT.done("evaluate", cwd=tmp_path)
+    CHAT.done(*commands["generate"], cwd=tmp_path)
 
 
 def test_questions_are_asked_one_by_one(place, tmp_path):
