@@ -30,7 +30,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -135,7 +135,12 @@ def raw(path: Path, threads: int, reused: int = 0) -> float:
 
 
 class Windows:
-    """Rows of both arrays as samples."""
+    """Rows of both arrays as samples, with the attributes of a project's `Samples`."""
+
+    training = False
+    host = None
+    augment = None
+    orders: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, spans: Any, rows: int):
         self.Spans = spans

@@ -57,7 +57,7 @@ SIZES = {
     "llm": ("--block_size 32 --batch_size 16", "--data.block_size 32 --data.batch_size 16"),
     "windows": ("--shuffle_block 100", "--data.order block --data.shuffle_block 100"),
     "graph": ("--window 10 --neighbors 3 --correlation_days 40 --split 150,35,20", ""),
-    "seq2seq": ("--split 180,40,40 --batch_size 8", "--data.batch_size 8"),
+    "seq2seq": ("--split 0.7,0.15,0.15 --batch_size 8", "--data.batch_size 8"),
     "vision": ("--size 16 --batch_size 64", "--data.batch_size 64"),
 }
 

@@ -106,7 +106,8 @@ def make_row_by_row(inner: Any) -> Any:
                     for name, part in zip(self.names, parts, strict=True)
                 }
                 present = indices[batch] >= 0
-                yield rows.deliver(self.samples, found, indices[batch][present], self.device)
+                numbers = indices[batch][present]
+                yield rows.deliver(self.samples, found, numbers, epoch, self.device)
 
         def close(self) -> None:
             self.inner.close()

@@ -124,7 +124,7 @@ def report(store: StoreWriter, tokenizer: Tokenizer, num_copies: int) -> None:
     print(f"{'tokens:':14}{', '.join(sizes)}")
     tokens = Store.open(store.folder).arrays["tokens"].rows()
     for name, (first, last) in store.splits.items():
-        beginning = tokenizer.decode(tokens[first : min(first + 24, last)])
+        beginning = tokenizer.decode(tokens[first : min(first + 24, last)].tolist())
         print(f"{name + ':':14}begins with {beginning.decode(errors='replace')!r}")
     for what, count in (("files", num_copies), ("documents", source["copies"])):
         if count:

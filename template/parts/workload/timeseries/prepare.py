@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..prepare.splits import add_input, borders, print_next
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from ..prepare.series import Series
 
 
@@ -103,7 +105,7 @@ def main(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
 
 
 def print_windows(
-    series: Series, windows: Sequence[int], targets: list[int], source: dict[str, Any]
+    series: Series, windows: range | np.ndarray, targets: list[int], source: dict[str, Any]
 ) -> None:
     """Print the last known row and the first targets of three windows. windows: rows of targets."""
     import numpy as np
