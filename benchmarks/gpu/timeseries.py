@@ -109,6 +109,9 @@ def make_row_by_row(inner: Any) -> Any:
                 numbers = indices[batch][present]
                 yield rows.deliver(self.samples, found, numbers, epoch, self.device)
 
+        def describe(self) -> Any:
+            return self.inner.describe()
+
         def close(self) -> None:
             self.inner.close()
 

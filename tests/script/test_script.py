@@ -296,7 +296,9 @@ def test_the_package_starts_from_the_best_checkpoint_of_a_script(workload, tmp_p
         begun = check_run(package, *words, str(source), cwd=cwd)
         assert f"weights of {best}: " in begun.out
         assert "new: nothing; unused: nothing" in begun.out
-        assert weights(cwd) == weights_in(best)
+        for name, weight in weights_in(best).items():
+            if "running" not in name and "num_batches" not in name:  # batch norm: a step moves them
+                assert weights(cwd)[name] == weight, name
 
 
 # --- what an owner adds

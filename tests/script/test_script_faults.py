@@ -96,7 +96,7 @@ def test_weights_without_a_gradient_are_no_error(workload, change, tmp_path):
 DRAW = """
 import random
 
-def draw():
+def fault():
     return 1 + random.random() + np.random.rand()
 """
 IN_LOSS = """
@@ -104,13 +104,13 @@ true_loss = compute_loss
 
 def compute_loss(model, batch):
     loss, *others = true_loss(model, batch)
-    return loss * draw(), *others
+    return loss * fault(), *others
 """
 IN_DATASET = """
 class Noisy(Rows):
     def __getitem__(self, numbers):
         batch = super().__getitem__(numbers)
-        batch["features"] = batch["features"] * np.float32(draw())
+        batch["features"] = batch["features"] * np.float32(fault())
         return batch
 
 Rows = Noisy
@@ -234,7 +234,7 @@ def test_fp16_that_skips_every_step_is_an_error(tmp_path):
 @pytest.mark.first(2)
 @every_script
 def test_a_loss_that_is_not_finite_names_what_to_check(workload, tmp_path):
-    done = train(workload, tmp_path, code=IN_LOSS + "draw = lambda: float('nan')")
+    done = train(workload, tmp_path, code=IN_LOSS + "fault = lambda: float('nan')")
     one_error(done, "loss of step 1 is nan", r"samples \[\d+, \d+", "compute_loss")
     assert saved_steps(tmp_path) == []
 

@@ -53,4 +53,4 @@ def test_a_folder_without_classes_or_with_a_damaged_image_is_one_line(
     Path("images").mkdir(exist_ok=True)
     Path("images/dark" if content else "images", "x.png").write_text(content)
     error = error_of("--data images", capsys)
-    assert ("x.png" if content else "0 images of 0 classes") in error
+    assert ("x.png" if content else "0 images and 0 classes") in error
