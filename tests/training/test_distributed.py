@@ -220,6 +220,38 @@ def test_a_loss_of_one_rank_that_is_not_finite_is_told_once(place):
     assert other.errors() == []
 
 
+def spoil_the_loss_of_rank_one(rank):
+    """The fifth loss of rank 1 is no number, but its gradient is."""
+    from my_training import assemble
+
+    real = assemble.build_model
+    calls = iter(range(10**6))
+
+    def build(*arguments):
+        model = real(*arguments)
+        forward = model.forward
+
+        def spoiled(batch):
+            output = forward(batch)
+            # One call is of the check before the first step.
+            if rank == 1 and model.training and next(calls) == 5:
+                output = output._replace(loss=output.loss + float("nan"))
+            return output
+
+        model.forward = spoiled
+        return model
+
+    assemble.build_model = build
+
+
+def test_a_bad_loss_whose_gradient_is_good_ends_all_ranks(place):
+    project = render(workload="tabular", distributed="ddp")
+    spoil = spoil_the_loss_of_rank_one
+    main, other = run_ranks(project, "train", *TABULAR, cwd=place("tabular"), before=spoil)
+    one_error(main, "loss of step 5 is not finite")
+    assert (other.code, other.errors()) == (2, [])
+
+
 def no_memory_on_rank_one(rank):
     from my_training import assemble  # type: ignore[import-not-found]
 
