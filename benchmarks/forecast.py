@@ -342,9 +342,6 @@ def etth2(path: Path, seeds: int, folder: Path) -> dict[str, Any]:
     return {"columns": ["seed", "MSE", "MAE", "CPU s"], "rows": cells}
 
 
-# ---- all -----------------------------------------------------------------------------------------
-
-
 # ---- memory --------------------------------------------------------------------------------------
 
 
@@ -401,6 +398,9 @@ def memory(folder: Path) -> dict[str, Any]:
         peak, seconds = peak_memory(ours.project, folder, *words.split())
         rows.append([name, f"{peak:.0f}", f"{seconds:.0f}"])
     return {"columns": ["command", "MB at the peak", "seconds"], "rows": rows}
+
+
+# ---- all -----------------------------------------------------------------------------------------
 
 
 def main() -> None:
