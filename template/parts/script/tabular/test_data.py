@@ -49,7 +49,7 @@ def test_columns_are_left_out() -> None:
     Path("table.csv").write_text("id,size,note\n1,2,\n3,4,\n")  # nothing reads their cells
     assert [*train.read_table(train.replace(settings, drop="note"))] == ["id", "size"]
     for drop in ("nmae", "size,note", "id,size,note"):
-        with pytest.raises(train.UserError, match="no column|no feature"):
+        with pytest.raises(train.UserError, match=r"no column|no feature"):
             train.Data(train.replace(settings, drop=drop))
 
 
