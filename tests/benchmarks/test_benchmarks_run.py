@@ -26,7 +26,7 @@ BENCHMARKS = sorted(
 )
 
 
-@pytest.mark.first(4)
+@pytest.mark.first(3)
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_every_part_runs_and_fits_its_page(name, tmp_path):
     """With the page as it is printed and as it is put together; that of the repository stays."""
