@@ -114,8 +114,8 @@ def shops(path: Path, days: int = 230, ahead: int = 0) -> None:
             sales = visits * 2**shop * (1 + promotion) if shop != 2 else 7
             if day >= 40 * shop:  # the last ones begin in the test split and after it
                 date = np.datetime64("2024-01-01") + day
-                known = f"{visits:.2f},{sales:.3f}" if day < days - ahead else ","
-                rows.append(f"{shop * 7 % 5}{shop},{date},{known},{promotion}")
+                cells = f"{visits:.2f},{sales:.3f}" if day < days - ahead else ","
+                rows.append(f"{shop * 7 % 5}{shop},{date},{cells},{promotion}")
     path.write_text("\n".join(rows))
 
 

@@ -25,7 +25,7 @@ class Broken(NamedTuple):
     words: str
 
 
-SCALED = "# Padding rows have no error.\n        "
+BEFORE_MASK = "# Padding rows have no error.\n        "
 WINDOW = '{"rows": values[:, : self.history]}'
 BATCH = "batch = {name: array.values[:, 0] for name, array in rows.items()}"
 SPANS = "return dict.fromkeys(names, span)"
@@ -148,8 +148,8 @@ BROKEN = {
     "a loss that nothing can lower": Broken(
         "tabular",
         "model.py",
-        SCALED,
-        SCALED + "prediction = 0 * prediction\n        ",
+        BEFORE_MASK,
+        BEFORE_MASK + "prediction = 0 * prediction\n        ",
         "overfit",
         "steps on it only change the loss",
     ),

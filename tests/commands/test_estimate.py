@@ -112,9 +112,9 @@ def test_fake_tensors_count_what_a_real_step_does(workload, tmp_path, monkeypatc
         return
     assert counted.flops == real.flops > 0
     if workload not in ("timeseries", "windows"):  # an LSTM on a CPU keeps more for backward
-        # Batch norm keeps statistics on a real CPU that the count leaves out.
-        near = 1e-4 if workload == "vision" else 0
-        assert counted.bytes == pytest.approx(real.bytes, rel=near, abs=0)
+        # The stem trains its bias alone. A real CPU also returns a gradient of its weights.
+        stem = 4 * 24 * 12 if workload == "vision" else 0
+        assert counted.bytes == real.bytes - stem
         assert counted.kernels == real.kernels
         assert counted.peak_bytes == real.peak_bytes
 

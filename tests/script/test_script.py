@@ -296,9 +296,12 @@ def test_the_package_starts_from_the_best_checkpoint_of_a_script(workload, tmp_p
         begun = check_run(package, *words, str(source), cwd=cwd)
         assert f"weights of {best}: " in begun.out
         assert "new: nothing; unused: nothing" in begun.out
-        for name, weight in weights_in(best).items():
-            if "running" not in name and "num_batches" not in name:  # batch norm: a step moves them
-                assert weights(cwd)[name] == weight, name
+        begun_from = weights_in(best)
+        found = weights(cwd)
+        assert found.keys() == begun_from.keys()
+        moved = {name for name in found if found[name] != begun_from[name]}
+        # A step moves the statistics of batch norm, and nothing else at this rate.
+        assert all(re.search("running_|num_batches", name) for name in moved), moved
 
 
 # --- what an owner adds
