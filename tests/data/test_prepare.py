@@ -67,6 +67,11 @@ REFUSED: dict[str, tuple[str | bytes, str, str]] = {
         "",
         "invalid UTF8 .*--encoding .such as latin-1",
     ),
+    "a name in latin-1": (
+        with_column(größe=[row / 8 for row in range(ROWS)]).encode("latin-1"),
+        "",
+        "column names are not in utf-8: .*line 1: add --encoding",
+    ),
     "UTF-16": (with_column().encode("utf-16"), "", "--encoding utf-16"),
     "currency": (
         with_column(paid=[f"€{row / 8}" for row in range(ROWS)]),

@@ -244,7 +244,8 @@ def test_windows_are_those_of_plain_loops(by, tmp_path):
 
 @pytest.mark.parametrize("by", SPLITS)
 def test_scales_are_those_of_plain_loops(by, tmp_path):
-    """Mean and deviation of the training rows; for MASE, the seasonal difference before a split."""
+    """Mean and deviation of the training rows, or without any, of the first history; for MASE, the
+    seasonal difference before a split."""
     panel = shops()
     flags, split = SPLITS[by]
     words = f"{COLUMNS} {FLAGS} --split-by {by} --split {flags}"
@@ -260,10 +261,11 @@ def test_scales_are_those_of_plain_loops(by, tmp_path):
         trained[name] = [numbers_of(row, numbers) for row in rows[: borders[name][0]]]
     together = np.array([row for rows in trained.values() for row in rows])
     for place, (name, rows) in enumerate(panel.items()):
-        values = np.array(trained[name] or together)
+        first = rows[: min(HISTORY, borders[name][2])]
+        values = np.array(trained[name] or [numbers_of(row, numbers) for row in first] or together)
         expected = [values.mean(0), values.std(0)]
         if len(values) == 1:
-            expected[1] = [1] * len(numbers)
+            expected[1] = [1] * len(numbers) if trained[name] else together.std(0)
         np.testing.assert_allclose(scale[place][:, places], expected, rtol=1e-5)
 
         train, validation, test = borders[name]
@@ -412,9 +414,11 @@ def test_noise_behind_the_training_rows_changes_no_fact_and_no_loss(by, tmp_path
         prepared(folder, "forecast", text(all_rows(table)), words)
         done(folder, *SMALL)
         opened = store(folder)
-        scale = opened.arrays["scale"].rows().tolist()
-        first = opened.arrays["season"].rows()[:, 0][[begins[name] > 0 for name in panel]].tolist()
-        outcomes.append((opened.facts, scale, str(first), losses(folder)))
+        is_trained = [begins[name] > 0 for name in panel]
+        facts = {**opened.facts, "scales": np.array(opened.facts["scales"])[is_trained].tolist()}
+        scale = opened.arrays["scale"].rows()[is_trained].tolist()
+        first = opened.arrays["season"].rows()[:, 0][is_trained].tolist()
+        outcomes.append((facts, scale, str(first), losses(folder)))
     assert outcomes[0] == outcomes[1]
     assert len(outcomes[0][-1]) == 12
 

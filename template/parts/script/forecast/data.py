@@ -167,7 +167,11 @@ class Data:
         changes = []
         for rows, split_of in zip(series, splits, strict=True):
             first = split_of[0]
-            stds.append(std if first else measure(rows[split_of == 0])[1])
+            if first:  # Without training rows: those of the first history, which windows know
+                own = rows[: self.history].std(0, dtype=np.float64)
+                stds.append(np.where(own, own, std))
+            else:
+                stds.append(measure(rows[split_of == 0])[1])
             for split in (1, 2):
                 # The rows before validation or test, or in it if the series begins there
                 before = rows[split_of < max(split, first + 1)]

@@ -6,7 +6,8 @@ arrays, for `S` series:
 * `rows` (N, C): the values, one series after the other, oldest first; `time` (N,)
 * `pieces` (P, 7): where windows may lie; see `prepare/pieces.py`
 * `series` (S, 2): the number of each series here, and in training (S if training has no rows of it)
-* `scale` (S, 2, C): mean and deviation of the training rows; `season` (S, 3, G): scales for MASE
+* `scale` (S, 2, C): mean and deviation of the training rows, or without any, of the first history;
+  `season` (S, 3, G): scales for MASE
 * `static` (S, K), if there are such columns; `clock` (N,): local times, with `--timezone`
 
 Shapes: `B` windows, `T` rows of history, `H` rows to forecast, `C` columns, `G` targets.
@@ -206,7 +207,7 @@ def write_new(path: Path, flags: dict[str, Any], trained: Store, folder: Path) -
     with StoreWriter(folder, WORKLOAD) as writer:
         panel = read_panel(writer, source, facts["horizon"], facts)
         borders = borders_by_end(panel, [0, 0])  # all rows are history
-        scales, _ = measure(panel, borders)
+        scales, _ = measure(panel, borders, facts["history"])
         of_training = dict(zip(facts["series"], facts["scales"], strict=True))
         for number, key in enumerate(panel.keys):
             scales[number] = of_training.get(key, scales[number])

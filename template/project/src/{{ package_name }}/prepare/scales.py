@@ -75,33 +75,40 @@ def trained_texts(panel: Panel, borders: np.ndarray) -> Texts:
     return texts
 
 
-def measure(panel: Panel, borders: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def measure(panel: Panel, borders: np.ndarray, history: int) -> tuple[np.ndarray, np.ndarray]:
     """Return mean and deviation of each series in its training rows (S, 2, C), and of all (2, C).
 
-    Missing values are left out. A series without training rows has those of all.
+    Missing values are left out. A series without training rows has those of its first `history`
+    rows, which each of its windows knows. What it lacks there is that of all.
     """
     shape = (len(panel.keys), len(panel.roles.values))
     counts = np.zeros(shape)
     means = np.zeros(shape)
     squares = np.zeros(shape)
-    for number, values in training_rows(panel, borders):
+    is_trained = borders[:, 1:2] > borders[:, :1]
+    known = borders.copy()
+    first_history = np.minimum(borders[:, :1] + history, borders[:, 3:])
+    known[:, 1:2] = np.where(is_trained, borders[:, 1:2], first_history)
+    for number, values in training_rows(panel, known):
         counts[number] = (~np.isnan(values)).sum(0)
         means[number] = np.nansum(values, 0) / np.maximum(counts[number], 1)
         squares[number] = np.nansum(np.square(values - means[number]), 0)
-    total = np.maximum(counts.sum(0), 1)
-    mean = (counts * means).sum(0) / total
-    around_mean = squares + counts * np.square(means - mean)
+    of_training = counts * is_trained
+    total = np.maximum(of_training.sum(0), 1)
+    mean = (of_training * means).sum(0) / total
+    around_mean = is_trained * squares + of_training * np.square(means - mean)
     std = usable(np.sqrt(around_mean.sum(0) / total), mean)
-    stds = usable(np.sqrt(squares / np.maximum(counts, 1)), means)
+    for_constant = np.where(is_trained, 1, std)
+    stds = usable(np.sqrt(squares / np.maximum(counts, 1)), means, for_constant)
     has_rows = counts > 0
     of_series = [np.where(has_rows, means, mean), np.where(has_rows, stds, std)]
     return np.stack(of_series, 1), np.stack([mean, std])
 
 
-def usable(std: np.ndarray, mean: np.ndarray) -> np.ndarray:
-    """Return `std` with 1 where a column is constant."""
+def usable(std: np.ndarray, mean: np.ndarray, for_constant: np.ndarray | float = 1) -> np.ndarray:
+    """Return `std`, with another value where a column is constant."""
     is_constant = std <= TINY + ROUNDING * np.abs(mean)
-    return np.where(is_constant, 1, std)
+    return np.where(is_constant, for_constant, std)
 
 
 def season_errors(panel: Panel, borders: np.ndarray, season: int) -> np.ndarray:

@@ -16,7 +16,7 @@ from .splits import SPLITS
 def write_panel(writer: StoreWriter, panel: Panel, borders: np.ndarray, windows: Windows) -> None:
     """Write all that training needs, and describe it."""
     roles = replace(panel.roles, texts=trained_texts(panel, borders))
-    of_series, scale = measure(panel, borders)
+    of_series, scale = measure(panel, borders, windows.history)
     is_trained = borders[:, 1] > borders[:, 0]
     numbers = np.where(is_trained, np.arange(len(is_trained)), len(is_trained))
     static = panel.static[is_trained].astype(np.float64)

@@ -182,6 +182,9 @@ class Source:
             style["delimiter"] = max(DELIMITERS, key=header.count)
         rows = csv.reader(table.splitlines(keepends=True), delimiter=style["delimiter"])
         names = next(rows, [])
+        if "\ufffd" in "".join(names):
+            what = f"column names are not in {self.encoding}"
+            raise UserError(what, f"{path}, line 1", "add --encoding, such as latin-1")
         if not style["decimal"]:
             style["decimal"] = "."
             if style["delimiter"] != ",":
