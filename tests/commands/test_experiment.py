@@ -370,6 +370,28 @@ def test_a_source_that_git_ignores_is_refused(project):
     (project / "src" / PACKAGE / "secret.py").unlink()
 
 
+def test_a_source_that_no_snapshot_has_is_refused(project):
+    """A symbolic link, and a repository within the project's."""
+    folder = project / "src/thing"
+    (project / "src" / PACKAGE / "link.py").symlink_to("../../README.md")
+    one_error(experiment(project), "a link or a repository of its own", f"src/{PACKAGE}/link.py")
+    (project / "src" / PACKAGE / "link.py").unlink()
+    folder.mkdir()
+    (folder / "__init__.py").write_text("")
+    commit(folder)
+    try:
+        one_error(experiment(project), "a link or a repository of its own", "src/thing")
+    finally:
+        shutil.rmtree(folder)
+
+
+def test_an_edit_of_the_length_has_a_note(project):
+    replace(project / "config.yaml", "epochs: 10", "epochs: 7")
+    done = experiment(project)
+    assert "note: training.epochs: both sides have equal steps and seeds; see --steps" in done.err
+    assert newest(project)["why"] == "equal bits with 2 seeds"
+
+
 def test_a_project_without_git_and_a_parent_that_fails_are_one_line(tmp_path):
     project = render(workload="tabular", extras=["experiment"])
     shutil.copytree(project, tmp_path, dirs_exist_ok=True)

@@ -94,6 +94,17 @@ def test_a_stopped_and_resumed_run_has_equal_bits(workload, framework, tmp_path)
     assert done.out.endswith("equal bits: steps 21 to 22\n")
 
 
+def test_a_resume_with_other_settings_is_named(tmp_path):
+    """Steps with another number of micro-batches have no numbers to compare."""
+    words = ("--data.batch_size", "4", "--training.gradient_accumulation_steps", "4")
+    train(tmp_path, "--data.batch_size", "8", "--max-steps", "21")
+    assert command(tmp_path, "train", "--resume", *words).code == 0
+    done = command(tmp_path, "replay")
+    assert "\ndifferent bits from step 31 on: " in done.out, done.err
+    assert "note: settings that a resume at step 21 changed count from the start" in done.err
+    assert command(tmp_path, "replay", "--steps", "37:").code == 0
+
+
 def sha(tensors):
     content = hashlib.sha256()
     for tensor in tree_leaves(tensors):
@@ -245,10 +256,14 @@ def under_git(place):
     """The run, in a project that is under git; its files are a test's own."""
     shutil.copytree(render(workload="tabular", extras=EXTRAS), place, dirs_exist_ok=True)
     (place / ".gitignore").write_text("/data\n/runs\n")
+    commit(place)
+    return place
+
+
+def commit(folder):
     git = ("git", "-c", "user.name=a", "-c", "user.email=a@b.c")
     for words in (("init", "-q"), ("add", "--all"), ("commit", "-q", "-m", "one")):
-        subprocess.run([*git, *words], cwd=place, check=True)
-    return place
+        subprocess.run([*git, *words], cwd=folder, check=True)
 
 
 FORWARD = "output = model(batch)"
@@ -353,6 +368,13 @@ def test_a_run_without_exact_numbers(place):
 @pytest.mark.first(3)
 def test_what_cannot_be_replayed_is_one_line(words, parts, trained):
     one_error(command(trained, "replay", *words.split()), *parts)
+
+
+def test_code_with_a_link_is_refused(under_git):
+    (under_git / "src" / PACKAGE / "link.py").symlink_to("/nowhere.py")
+    commit(under_git)
+    done = run(under_git, "replay", "--against", "HEAD", cwd=under_git)
+    one_error(done, "is a link to an absolute path", "copy the file, and commit it")
 
 
 def test_a_run_of_several_processes_is_refused(place):

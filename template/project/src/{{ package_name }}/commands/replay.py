@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
+from tarfile import FilterError
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
@@ -65,7 +66,8 @@ def main(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
             comparison = Comparison(record.training, run, last)
             recorded = comparison.recorded
             check_steps(arguments, run, (first, last), bool(recorded))
-            announce(record, run.step, last)
+            start = run.step
+            announce(record, start, last)
             state = capture(run, arguments.step or 0)
 
             def is_wanted() -> bool:
@@ -81,7 +83,7 @@ def main(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
 
         if step:
             print(f"different bits from step {step} on: {text}")
-            explain(record, run, step)
+            explain(record, run, start)
         elif recorded:
             print(f"equal bits: steps {min(recorded)} to {max(recorded)}")
         if step and arguments.against:
@@ -165,8 +167,11 @@ def save(
     print(f"saved step {arguments.step}{'' if is_equal else ', not as in the run'}: {path}")
 
 
-def explain(record: Record, run: Run, step: int) -> None:
-    """Print how code, machine and settings differ from those of the run."""
+def explain(record: Record, run: Run, start: int) -> None:
+    """Print how code, machine and settings differ from those of the run.
+
+    start: the step after which steps were trained again.
+    """
     from ..engine.training.environment import device_line, git_state, versions
 
     environment = record.environment
@@ -180,7 +185,7 @@ def explain(record: Record, run: Run, step: int) -> None:
         if old.get(name) != value:
             print(f"{name}: {old.get(name)} in the run, {value} now")
     for event in record.events:
-        if event.get("event") == "resumed" and event["step"] >= step - 1:
+        if event.get("event") == "resumed" and event["step"] > start:
             note(f"settings that a resume at step {event['step']} changed count from the start")
     if device.type == "cuda" and not run.settings.reproducibility.deterministic:
         note("on a GPU, bits are equal only with reproducibility.deterministic true")
@@ -193,7 +198,10 @@ def extract(commit: str, place: Path) -> None:
     """Write the code of a commit into a folder. Raises `UserError`."""
     file = place / "source.tar"
     printed(["git", "archive", f"--output={file}", commit, "src"], "git cannot read this commit")
-    shutil.unpack_archive(file, place, filter="data")
+    try:
+        shutil.unpack_archive(file, place, filter="data")
+    except FilterError as error:  # such as a link to an absolute path
+        raise UserError(f"{error}", f"--against {commit}", "copy the file, and commit it") from None
 
 
 def compare_code(place: Path, folder: Path, settings: Settings, steps: tuple[int, int]) -> None:

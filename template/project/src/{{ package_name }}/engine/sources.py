@@ -77,7 +77,9 @@ def read(path: Path) -> dict[str, Any]:
             tree = yaml.load(file, TextLoader) or {}
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         what = f"cannot read it as YAML ({' '.join(str(error).split())})"
-        raise UserError(what, str(path), "give a file of YAML in UTF-8") from error
+        raise UserError(
+            what, str(path), "give a file of YAML in UTF-8, without conflicts of git"
+        ) from error
     if not isinstance(tree, dict):
         what = f"found {value_text(tree)} instead of settings"
         raise UserError(what, str(path), "write `section.key: value`")

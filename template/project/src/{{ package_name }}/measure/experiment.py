@@ -27,6 +27,7 @@ REASONS = {
     "discard": "no gain of {worth:g} %",
     "undecided": "{seeds} seeds cannot decide it",
 }
+SHARED = (("training", "max_steps"), ("training", "epochs"), ("reproducibility", "seed"))
 DETAILS = ("first_loss", "parameters", "step_ms", "memory_mb")
 
 
@@ -84,6 +85,10 @@ class Experiment:
         if self.edit.facts["data"] != facts["data"]:
             what = "edit and parent have other data, so their losses cannot be compared"
             raise UserError(what, self.facts["edit"], "use the same prepared data for both")
+        own = self.edit.facts["settings"]
+        for section, name in SHARED:
+            if own[section][name] != facts["settings"][section][name]:
+                note(f"{section}.{name}: both sides have equal steps and seeds; see --steps")
 
     def plan(self) -> None:
         """Find the length of the trainings, and print how long they take.

@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 from ..engine.errors import UserError, note
 from ..engine.plugins import PACKAGE
 
+NOT_FILES = ("120000", "160000")  # git's modes of symbolic links and submodules
 PARTS = ("src", "config.yaml")  # what makes a source; they are relative to the project
 # What decides how a source is measured; the folders and files are below the package.
 YARDSTICK = rf"src/{PACKAGE}/((engine|commands|measure|prepare)/|(dataset|metrics)\.py)"
@@ -82,13 +83,17 @@ def changed_yardstick(files: list[str], is_allowed: bool) -> list[str]:
 
 
 def extract(tree: str, folder: Path, config: str | None) -> Path:
-    """Write the sources of a tree into a folder. Raises `UserError` if it has none.
+    """Write the sources of a tree into a folder. Raises `UserError` if it has none, or has links.
 
     config: a file of settings that replaces that of the tree.
     """
     names = git("ls-tree", "--name-only", tree, *PARTS).splitlines()
     if "src" not in names:
         raise UserError("this commit has no sources", "src/", "name a later commit")
+    for entry in git("ls-tree", "-r", "-z", tree, *PARTS).split("\0"):
+        if entry.startswith(NOT_FILES):
+            what = "a link or a repository of its own, whose content no snapshot has"
+            raise UserError(what, entry.partition("\t")[2], "copy its files, and commit them")
     folder.mkdir()
     archive = folder / "source.tar"
     git("archive", f"--output={archive}", tree, *names)
