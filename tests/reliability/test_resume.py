@@ -360,9 +360,10 @@ def test_a_run_that_becomes_longer_equals_one_that_was_so_from_the_start(
 
 
 def test_a_run_keeps_its_length_where_its_learning_rates_would_be_others(place):
-    """One line says what is another one; nothing is lost."""
+    """One line says what is another one; nothing is lost, and the run is still a finished one."""
     assert train(place, "--schedule.name", "wsd", "--training.max_steps", "40").code == 0
     before = sorted(path.name for path in newest_run(place).rglob("*"))
+    status = (newest_run(place) / "status.json").read_text()
     for words, line in {
         ("--schedule.warmup_steps", "auto"): "warmup_steps 20 in .*warmup_steps 6 now",
         ("--schedule.decay_steps", "30"): "is wsd over 60 steps now: .*: restore",
@@ -370,6 +371,7 @@ def test_a_run_keeps_its_length_where_its_learning_rates_would_be_others(place):
     }.items():
         refused = train(place, "--resume", "--training.max_steps", "60", *words)
         one_error(refused, line)
+        assert (newest_run(place) / "status.json").read_text() == status
     assert sorted(path.name for path in newest_run(place).rglob("*")) == before
 
 
