@@ -86,6 +86,35 @@ def test_dates_become_numbers(tmp_path):
     assert store(tmp_path, "tabular").facts["categories"][0]["name"] == "day"
 
 
+def test_a_given_format_is_that_of_the_columns_that_it_fits(tmp_path):
+    """Other dates are detected as ever, and 45 is no clock; `predict` reads the same dates."""
+    days = [np.datetime64("2024-01-01") + row for row in range(ROWS)]
+    days = [day.astype(object) for day in days]
+    two = [10 + row % 2 for row in range(ROWS)]
+    for form in ("%Y%m%d", "%B_%d_%Y", "%d/%m/%y", "%H%M"):
+        cells = {"when": [day.strftime(form) for day in days], "iso": days, "two": two}
+        content = with_column(**cells)
+        out = prepared(tmp_path, "tabular", content, f"--time-format {form}").out
+        for name, known in (("when", form), ("iso", "ISO 8601")):
+            assert f"note: column '{name}' is a date ({known})" in out
+        assert "column 'two'" not in out
+    TABLES.done("train", *SMALL.split(), cwd=tmp_path)
+    for words in ((), ("--time-format", form)):
+        TABLES.done("predict", "--input", "table.csv", *words, cwd=tmp_path)
+    refused = TABLES.run("predict", "--input", "table.csv", "--time-format", "%d %b", cwd=tmp_path)
+    one_error(
+        refused, "'0000' is no date in the format %d %b: .*, row 1, column 'when': fix .*; `p"
+    )
+
+
+def test_the_summary_of_a_wide_table_is_short(tmp_path):
+    wide = {f"column {number}": [*range(ROWS)] for number in range(99)}
+    out = prepared(tmp_path, "tabular", with_column(**wide)).out
+    lines_of_columns = [line for line in out.splitlines() if line.startswith("  ")]
+    assert lines_of_columns[-1] == "  … and 52 more features"
+    assert len(lines_of_columns) == 52
+
+
 def test_a_count_of_rows_and_a_name_a_row_may_be_ids(tmp_path):
     """A count may have gaps."""
     rows = [*range(ROWS)]

@@ -27,7 +27,11 @@ SMALL = split(
 )
 
 
-NUMBERS = [f"{row:05d}ä" for row in np.random.default_rng(5).permutation(COUNT)]
+# 0.2 and 0.20 are two ids.
+NUMBERS = [
+    f"{row:05d}ä" if row % 2 else f"{row // 40}.{row % 40}"
+    for row in np.random.default_rng(5).permutation(COUNT)
+]
 
 
 def customers(**others):
@@ -176,7 +180,11 @@ BAD = {
     "times": ("--split-by time --time-column since --group city", {}, "a split by time may cut"),
     "time": ("--split-by time", {}, "--split-by time needs --time-column"),
     "few rows": ("--folds 40", {}, r"the class 'yes' has [0-9]+ rows: --folds 40: use fewer folds"),
-    "few groups": ("--folds 9 --group city", {}, "3 groups are too few for 10 splits: --group"),
+    "few groups": (
+        "--folds 9 --group city",
+        {},
+        "3 groups or times are too few for 10 splits: --group",
+    ),
     "one fold": ("--folds 1", {}, "one fold leaves no rows to train on"),
     "folds by time": ("--folds 3 --split-by time --time-column since", {}, "train on the future"),
     "folds with file": ("--folds 3 --validation b.csv", {}, "the held-out fold is the validation"),

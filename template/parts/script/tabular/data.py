@@ -181,7 +181,9 @@ class Data:
             values = values - 1
             self.num_outputs = len(self.facts[name])
             if values.min() < 0 or self.num_outputs < 2:
-                raise UserError(f"a class has no training row: --target {name}: remove its rows")
+                raise UserError(
+                    f"one class, or one without a training row: --target {name}: check its rows"
+                )
         elif values.dtype != np.float32:
             raise UserError(f"column '{name}' has text: --task: use classification")
         return values

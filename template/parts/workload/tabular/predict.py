@@ -63,13 +63,17 @@ def write_new(path: Path, flags: dict[str, Any], trained: Store, folder: Path) -
 
     facts = trained.facts
     keys = {"id": facts.get("id", "")}
-    dates = trained.source.get("dates", {})
+    dates = dict(trained.source.get("dates", {}))
+    was = trained.source.get("time_format")
+    for name, date_format in dates.items():
+        if was in (None, date_format):  # others were detected next to the given format
+            dates[name] = flags["time_format"] or date_format
     numbers = facts["features"][len(PARTS) * len(dates) :]
     kinds = dict.fromkeys(filter(None, keys.values()), "category") | dates
     kinds |= {column["name"]: "number" for column in numbers}
     kinds |= {column["name"]: "category" for column in facts["categories"]}
     with StoreWriter(folder, trained.workload) as writer:
-        source = Source(path, flags, trained.source)
+        source = Source(path, flags | keys, trained.source)
         table = read_table(writer, [source], kinds=kinds, known=facts["categories"])
         table, _ = take_keys(table, keys)
         write(writer, table, facts, np.arange(len(table)))

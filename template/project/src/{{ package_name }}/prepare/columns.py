@@ -12,14 +12,14 @@ import numpy as np
 import pyarrow as pa
 
 from ..engine.errors import UserError
-from .dates import PARTS, date_parts, fitting_formats
+from .dates import PARTS, date_parts, fitting_formats, have_format
 from .rows import KEYS, Facts, Table
 from .tables import FLOAT32_MAX, HIDDEN, STRING, RowBlock, Source, place_of
 
 if TYPE_CHECKING:
     from ..engine.loading.store import StoreWriter
 
-FIX = "fix the cell, or see --missing, --decimal, --category, --drop and --task"
+FIX = "fix the cell, or see --missing and --decimal; `prepare` has --category, --drop and --task"
 FIX_TARGET = "fill it in, or remove the row; if it is a name, such as NA, add --keep-na"
 KINDS = ("number", "category")  # the kind of a column of dates is their format
 FEW = 20  # so many different numbers may be classes
@@ -34,9 +34,9 @@ UNIT = re.compile(
 # A number that may have other spellings; not a code, such as 01 or 1E5. float64 distinguishes
 # numbers of up to 15 digits.
 NUMERAL = re.compile(r"[-+(\u2212]?(?!0\d)[\d.,'\u2019 ]{1,15}[-)]?")
-# A date, maybe with a clock: 2024-01-31, 31.1.24, 1/31/2024 3:30 PM, 31-Jan-2024, Jan 31, 2024
+# A date, maybe with a clock: 2024-01-31, 31.1.24, 1/31/2024 3:30 PM, 31-Jan-2024, May 31, 2024
 DATE = re.compile(
-    r"(\d{4}|\d{1,2}|[A-Z][a-z]{2})[-/. ](\d{1,2}|[A-Z][a-z]{2})[-/. ,]+\d{1,4}([T ].*)?"
+    r"(\d{4}|\d{1,2}|[A-Z][a-z]{2,8})[-/. ]+(\d{1,2}|[A-Z][a-z]{2,8})[-/. ,]+\d{1,4}([T ].*)?"
 )
 
 
@@ -92,7 +92,8 @@ def read_block(
     codes = [np.empty((0, block.num_rows))]
     for name, kind in kinds.items():
         if kind == "category":
-            values = add_codes(block.column(name), block.source, categories[name])
+            is_id = name == block.source.flags.get("id")
+            values = add_codes(block.column(name), block.source, categories[name], is_id)
             is_missing = values == 0
             codes.append(values[None])
         elif kind == "number":
@@ -109,28 +110,29 @@ def read_block(
 def read_dates(block: RowBlock, name: str, date_format: str) -> np.ndarray:
     """Return the parts of each date (rows, 4) float64; NaN for missing cells."""
     cells = block.column(name).cast(STRING).dictionary_encode()
-    date_format = block.source.style["time_format"] or date_format
     parts = date_parts(cells.dictionary.to_pylist(), date_format)
     values = np.vstack([parts, np.full(len(PARTS), np.nan)])[cells.indices.fill_null(-1)]
     is_wrong = np.isinf(values[:, 0])
     if is_wrong.any():
         row = int(is_wrong.argmax())
         what = f"{str(cells[row])!r} is no date in the format {date_format}"
-        raise block.error(
-            what, row, name, f"fix the cell, or see --time-format and --drop '{name}'"
-        )
+        remedy = "fix the cell, or see --time-format; `prepare` has --drop"
+        raise block.error(what, row, name, remedy)
     return values
 
 
-def add_codes(column: pa.Array, source: Source, values: dict[str, str]) -> np.ndarray:
+def add_codes(
+    column: pa.Array, source: Source, values: dict[str, str], is_id: bool = False
+) -> np.ndarray:
     """Return codes (rows,) int32, from 1 on, or 0 for missing cells; add new values.
 
-    values: the first cell that has a value, by its plain spelling.
+    values: the first cell that has a value, by its plain spelling. Ids have one spelling only: 1.1
+    and 1.10 are two.
     """
     encoded = column.cast(STRING).dictionary_encode()
     spellings = []
     for cell in encoded.dictionary.to_pylist():
-        spellings.append(plain(cell, source))
+        spellings.append(cell if is_id else plain(cell, source))
         values.setdefault(spellings[-1], cell)
     code_of = {spelling: code for code, spelling in enumerate(values, 1)}
     codes = [code_of[spelling] for spelling in spellings]
@@ -223,20 +225,23 @@ def column_kind(block: RowBlock, name: str) -> str:
     source = block.source
     where = f"{block.path}, column '{name}'"
     maybe_id = f"note: {where}: if it is an id, add --drop '{name}' or --category '{name}'"
+    column = block.column(name)[:MOST_CELLS]
+    cells = column.cast(STRING).unique().drop_null().to_pylist()
     values = block.parse(name)
     numbers = values[np.abs(values) < FLOAT32_MAX]
-    if 2 * len(numbers) >= (~np.isnan(values)).sum():
+    is_number = 2 * len(numbers) >= (~np.isnan(values)).sum()
+    given = source.flags.get("time_format")
+    is_given = have_format(cells, given, is_number)
+    if is_number and not is_given:
         whole = numbers[numbers % 1 == 0]
         is_id = len(np.unique(whole)) == block.num_rows > FEW
         if is_id or (np.float32(whole) != whole).any():
             print(maybe_id)
         return "number"
 
-    column = block.column(name)[:MOST_CELLS]
-    cells = column.cast(STRING).unique().drop_null().to_pylist()
     dates = [cell for cell in cells if DATE.fullmatch(cell)]
-    if 2 * len(dates) > len(cells):
-        formats = fitting_formats(cells, source.flags.get("time_format"))
+    if is_given or 2 * len(dates) > len(cells):
+        formats = [given] if is_given else fitting_formats(cells)
         if len(formats) == 1:
             print(f"note: column '{name}' is a date ({formats[0]}): {', '.join(PARTS)}")
             return formats[0]

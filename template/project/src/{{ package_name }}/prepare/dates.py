@@ -34,20 +34,31 @@ def date_parts(cells: Iterable[str], date_format: str) -> np.ndarray:
     return np.array(rows, float).reshape(-1, len(PARTS))
 
 
-def fitting_formats(cells: Iterable[str], given: str | None) -> list[str]:
+def fitting_formats(cells: Iterable[str], formats: Iterable[str] = FORMATS) -> list[str]:
     """Return the formats that fit all cells: several if days may be months."""
-    formats = [given] if given else FORMATS
     return [known for known in formats if np.isfinite(date_parts(cells, known)).all()]
+
+
+def have_format(cells: list[str], given: str | None, are_numbers: bool) -> bool:
+    """Return whether cells are dates in the given format; numbers such as 20240131 have its width.
+
+    So 45 is no clock in the format %H%M.
+    """
+    if not given or not cells or not fitting_formats(cells, [given]):
+        return False
+    width = len(datetime(2000, 1, 1).strftime(given))
+    return not are_numbers or {*map(len, cells)} == {width}
 
 
 def to_times(cells: list[str], given: str | None) -> np.ndarray:
     """Return a number for each cell, which is a number or a date. Raises `UserError` for others.
 
-    given: the format of dates, if it is known.
+    given: the format of dates, if it is known; or the unit of numbers, which keeps their order.
     """
-    with suppress(ValueError):
-        return np.array(cells, float)
-    formats = fitting_formats(cells, given)
+    if "%" not in (given or ""):
+        with suppress(ValueError):
+            return np.array(cells, float)
+    formats = fitting_formats(cells, [given] if given else FORMATS)
     if len(formats) != 1:
         what = f"the format of times such as '{cells[0]}' is not clear"
         raise UserError(what, "--time-column", "add --time-format, such as %d/%m/%Y")

@@ -27,6 +27,7 @@ Facts = dict[str, Any]
 Parts = dict[str, np.ndarray]
 """The rows of each split, by its name."""
 
+MOST_SHOWN = 50  # columns in the summary of `prepare`
 KEYS = ("id", "group", "time_column")  # the flags of columns that are no features
 
 
@@ -154,9 +155,9 @@ def print_columns(facts: Facts, table: Table) -> None:
     columns = [*facts["features"], *facts["categories"]]
     shown = ", ".join(f"{row + 1:,}" for row in table.row[rows])
     plural = "s" * (len(targets) > 1)
-    sizes = f"{len(columns)} features → {len(targets)} target{plural}"
+    sizes = f"{len(columns):,} features → {len(targets)} target{plural}"
     print(f"columns:    {sizes}; cells of rows {shown}")
-    for column in [*columns, *targets]:
+    for column in [*columns[:MOST_SHOWN], *targets]:
         values = column.get("values", column.get("classes", []))
         content = f"{len(values):,} values"
         if "mean" in column:
@@ -164,6 +165,8 @@ def print_columns(facts: Facts, table: Table) -> None:
         name = column["name"]
         missing = f"{column.get('missing', 0):,} missing"
         print(f"  {name:24.24}{content:36}{missing:16}{' | '.join(cells[name])}")
+    if len(columns) > MOST_SHOWN:
+        print(f"  … and {len(columns) - MOST_SHOWN:,} more features")
 
 
 def print_copies(table: Table, parts: Parts) -> None:
