@@ -1,6 +1,7 @@
 """Images, folders, tables and arrays that are wrong: one line each, with the file and a remedy."""
 
 import os
+import re
 import zipfile
 
 import numpy as np
@@ -117,6 +118,9 @@ def test_frames_and_copies_are_noted(tmp_path):
         in out
     )
     assert "copies" not in out
+    tree(root, {"cat/both.png": 99, "dog/both.png": 99})
+    out, _ = done(tmp_path, root, "--size 12 --split 25,1,0")
+    assert re.search("note: .*copies of .*, with other labels: 1, such as (cat|dog)/both.png", out)
     for split in ("train", "test"):
         classes(tmp_path / "given" / split, "a", "b", count=3)
     out, _ = done(tmp_path, tmp_path / "given", "--split 0.5,0.5,0")
@@ -136,8 +140,11 @@ def test_folders_without_usable_classes(tmp_path):
     refused(
         tmp_path, tree(classes(tmp_path / "one", "a"), {"b/1.png": 1}), "class 'b' has only one"
     )
-    case = classes(tmp_path / "case", "Cat", "cat")
-    refused(tmp_path, case, "differ only in case: 'Cat' and 'cat'")
+    for other in ("Cat", "cat "):
+        case = classes(tmp_path / other.encode().hex(), other, "cat")
+        refused(tmp_path, case, "differ only in case or form: '.*' and '.*'")
+    composed = classes(tmp_path / "form", "café", "cafe\u0301")
+    refused(tmp_path, composed, r"case or form: 'cafe.u0301' and 'caf.xe9'")
     lack = classes(tmp_path / "lack" / "train", "a", "b").parent
     classes(lack / "test", "a", "new")
     refused(tmp_path, lack, "class 'new' is in no training image.*test/new/")
@@ -174,6 +181,16 @@ def test_tables_with_wrong_paths_and_labels(tmp_path):
     wrong([], "no images")
     wrong([*good[:7], ("", "a")], "'' is no image.*row 8: ")
     wrong([(*row, "dev") for row in good], "'dev' is no split.*row 1", header="path,label,split")
+    capital = [(*row, "dev") for row in good]
+    wrong(capital, "no split: .*, column 'Split'", header="path,label,Split")
+    wrong(
+        [*good[:7], ("in/7.png", "b", "c"), *good[8:]], "without a name.*quote cells that have a ,"
+    )
+    twice = [(*row, "a") for row in good]
+    wrong(twice, "without a name of its own.*table.csv: name each", header="path,label,label")
+    gaps = [(*row, "p" * (n % 3)) for n, row in enumerate(good)]
+    line = "the group is missing: .*row 1, column 'who': fill it in"
+    wrong(gaps, line, header="path,label,who", flags="--label-column label --group who")
     wrong(good, "no column 'x'.*path, label", flags="--label-column x")
     wrong(good, "no column 'x'", flags="--group x")
     wrong([(str(n), *row) for n, row in enumerate(good)], "20 of 20", header="id,path,label")
@@ -208,6 +225,8 @@ def test_arrays_that_are_no_images(tmp_path):
     wrong("Object arrays.*no objects", x=images, y=labels.astype(object))
     wrong("the label is missing", x=images, y=np.where(labels, 1, np.nan))
     wrong("a number between classes", x=images, y=labels / 2)
+    parts = np.stack([labels, 1 - labels / 2], 1)
+    wrong("columns of labels that are neither 0 nor 1", x=images, y=parts)
     wrong("arrays have no files", flags="--keep encoded", x=images, y=labels)
     wrong("no images in x, y", x=images[:0], y=labels[:0])
     (tmp_path / "a.npz").write_bytes(b"PK\x03\x04 cut")

@@ -118,6 +118,14 @@ def damaged_image(folder: Path) -> None:
     (folder / "b/2.jpg").write_text("no image")
 
 
+def real_image(folder: Path) -> None:
+    """An image of numbers from 0 to 1, which Pillow makes black."""
+    for name in ("cat", "dog"):
+        (folder / name).mkdir(parents=True)
+        for number in range(9):
+            Image.new("F", (8, 8), 0.5).save(folder / name / f"{number}.tiff")
+
+
 def moved_image(folder: Path) -> None:
     """A folder with images, and without a folder for each class."""
     folder.mkdir()
@@ -137,8 +145,10 @@ IMAGES: Files = {
     "alone.npz": (images(x=PIXELS), "8 images and 0 classes: alone.npz"),
     "fewer.npz": (images(x=PIXELS, y=KINDS[:6]), "8 images and 2 classes: fewer.npz"),
     "one.npz": (images(x=PIXELS, y=0 * KINDS), "8 images and 1 classes: one.npz"),
-    "floats.npz": (images(x=PIXELS / 1.0, y=KINDS), "array x has no pixels of 8 bits"),
+    "floats.npz": (images(x=PIXELS / 1.0, y=KINDS), "array x is no (N, H, W) or (N, H"),
+    "first.npz": (images(x=np.stack([PIXELS] * 3, 1), y=KINDS), "array x is no (N, H, W) or"),
     "mnist": (cut_idx, "cannot read the images (.*mnist: check --data"),
+    "real": (real_image, "its pixels have neither 8 nor 16 bits): real/"),
     "damaged": (damaged_image, "cannot read the image (.*2.jpg: remove or replace it"),
     "moved": (moved_image, "0 images and 0 classes: moved: give a folder with a folder"),
 }

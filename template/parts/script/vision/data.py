@@ -39,11 +39,13 @@ def read_folder(path: Path) -> Source:
     """Return the images below a folder. Their classes are the folders in it, or in train, val, …"""
     source = Source([], [], [])
     tops = [child.name.lower() for child in path.iterdir() if child.is_dir()]
-    has_splits = all(name in SPLIT_OF for name in tops if name[0] != ".")
+    known = {SPLIT_OF.get(name) for name in tops if name[0] != "."}
+    has_splits = None not in known or len(known) > 2  # others next to splits are left out
     for folder, folders, files in os.walk(path, followlinks=True):
         folders[:] = sorted(name for name in folders if name[0] != ".")
         place = Path(folder).relative_to(path).parts
-        if len(place) <= has_splits:  # in no folder of a class
+        is_other = has_splits and place and place[0].lower() not in SPLIT_OF
+        if is_other or len(place) <= has_splits:  # in no folder of a class
             continue
         for name in sorted(files):
             if name[0] != "." and IMAGE.search(name):
@@ -62,8 +64,8 @@ def read_arrays(arrays: Any) -> Source:
         if {"y", "labels"} & {*words}:
             source.labels += values.ravel().tolist()
         elif {"x", "images"} & {*words}:
-            if values.dtype != np.uint8:
-                raise ValueError(f"array {name} has no pixels of 8 bits")
+            if values.dtype != np.uint8 or values.shape[3:] not in ((), (1,), (3,), (4,)):
+                raise ValueError(f"array {name} is no (N, H, W) or (N, H, W, C) of 8 bits")
             source.items += list(values[..., 0] if values.shape[3:] == (1,) else values)
             splits = [SPLIT_OF[word] for word in words if word in SPLIT_OF]
             source.splits += splits * len(values)
@@ -86,8 +88,11 @@ def decode(item: Any, shape: list[int]) -> np.ndarray:
     image = Image.fromarray(item) if isinstance(item, np.ndarray) else Image.open(item)
     image.draft(None, (side, side))  # a large JPEG is decoded at a fraction of its size
     image = ImageOps.exif_transpose(image)
-    if image.mode[0] == "I":  # 16 bits, which Pillow would cut off at 255
-        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    if image.mode[0] in "IF":  # 16 bits, which Pillow would cut off at 255
+        values = np.asarray(image)
+        if image.mode == "F" or values.min() < 0 or values.max() > 0xFFFF:
+            raise ValueError("its pixels have neither 8 nor 16 bits")
+        image = Image.fromarray((values >> 8).astype(np.uint8))
     if image.has_transparency_data:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)

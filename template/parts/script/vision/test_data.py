@@ -37,9 +37,9 @@ def test_a_folder_of_images_is_learned() -> None:
     assert records()[-1]["accuracy"] > 0.95
 
 
-def test_folders_of_splits_are_kept() -> None:
-    write_images(Path("images/train"))
-    write_images(Path("images/test"))
+def test_folders_of_splits_are_kept_and_others_left_out() -> None:
+    for name in ("train", "test", "scans"):
+        write_images(Path("images", name))
     data = train.Data(train.Settings(data="images", split="0.8,0.2,0"))
     assert [len(numbers) for numbers in data.splits.values()] == [160, 40, 200]
 

@@ -202,7 +202,8 @@ def write(
             if split == "train":
                 pixels.add(images)
             names = [source.names[number] for number in block]
-            note_copies(images, names, split, first_of, notes)
+            labels = [source.labels[number] if source.labels else [] for number in block]
+            note_copies(images, names, labels, split, first_of, notes)
             kept += block
         writer.splits[split] = [first, len(kept)]
         if source.labels:
@@ -255,19 +256,26 @@ def append_labels(writer: StoreWriter, labels: list[list[str]], facts: Facts) ->
 
 
 def note_copies(
-    images: np.ndarray, names: list[str], split: str, first_of: dict[bytes, Any], notes: Notes
+    images: np.ndarray,
+    names: list[str],
+    labels: list[list[str]],
+    split: str,
+    first_of: dict[bytes, Any],
+    notes: Notes,
 ) -> None:
     """Note images whose pixels an earlier one has.
 
-    first_of: the name and the split of the first image, by the hash of its pixels.
+    first_of: name, labels and split of the first image, by the hash of its pixels.
     """
-    for image, name in zip(images, names, strict=True):
+    for image, name, known in zip(images, names, labels, strict=True):
         content = hashlib.blake2b(image.tobytes(), digest_size=8).digest()
         if content not in first_of:
-            first_of[content] = (name, split)
+            first_of[content] = (name, known, split)
             continue
-        original, where = first_of[content]
+        original, before, where = first_of[content]
         what = "copies of another image"
         if where != split:
             what = f"images of {split} are copies of images in {where}"
+        if known != before:
+            what += ", with other labels"
         notes[what].append(f"{name} = {original}")

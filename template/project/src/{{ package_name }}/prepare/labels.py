@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
+from unicodedata import normalize
 
 import numpy as np
 
@@ -28,9 +29,10 @@ def describe(source: Source, train: np.ndarray, shape: list[int], resize: str) -
     in_training = {name for number in train for name in source.labels[number]}
     spellings: dict[str, str] = {}
     for name, images in sorted(images_of.items()):
-        other = spellings.setdefault(name.casefold(), name)
+        plain = " ".join(normalize("NFC", name).casefold().split())
+        other = spellings.setdefault(plain, name)
         if other != name:
-            what = f"two classes differ only in case: '{other}' and '{name}'"
+            what = f"two classes differ only in case or form: {other!a} and {name!a}"
             raise UserError(what, images[0], "give both one name, or different names")
         if len(images) == 1 and not source.multilabel:
             remedy = "add images of it, or remove the class"

@@ -128,7 +128,7 @@ def from_folder(path: Path, labelled: bool) -> Source:
         what = f"no images, by the endings of {len(others):,} files"
         if outside:
             what = "no folder with the images of a class"
-        raise UserError(what, str(path), FOLDERS)
+        raise UserError(what, str(path), FOLDERS if labelled else KINDS)
     return source
 
 
@@ -169,9 +169,16 @@ def read_table(path: Path) -> Columns:
     if rows and any(map(IMAGE.search, rows[0])):
         remedy = "add a line with the names of the columns, such as file,label"
         raise UserError("the first line is no header", str(path), remedy)
-    columns = {}
-    for name, *cells in zip_longest(*rows, fillvalue=""):
-        columns[name.strip()] = [cell.strip() for cell in cells]
+    if not rows:
+        raise ValueError("it is empty")
+    columns: Columns = {}
+    for place, (name, *cells) in enumerate(zip_longest(*rows, fillvalue="")):
+        name = name.strip()
+        # The first column may be an index without a name; the last ones may be empty.
+        if name in columns if name else place and any(cells):
+            remedy = f"name each column once, and quote cells that have a {delimiter}"
+            raise UserError("a column without a name of its own", str(path), remedy)
+        columns[name] = [cell.strip() for cell in cells]
     return columns
 
 
@@ -188,7 +195,8 @@ def from_table(path: Path, columns: Columns, flags: dict[str, Any], labelled: bo
         return columns[name]
 
     group = flags.get("group")
-    usual = [name for name in columns if name not in ("split", group, "")] or [""]
+    split_column = next((name for name in columns if name.lower() == "split"), None)
+    usual = [name for name in columns if name not in (split_column, group, "")] or [""]
     image = flags["image_column"] or usual[0]
     source = with_files(path, chosen(image), flags)
     if labelled:
@@ -196,11 +204,15 @@ def from_table(path: Path, columns: Columns, flags: dict[str, Any], labelled: bo
         label = flags["label_column"] or label_column(others, path)
         source.left_out[UNUSED] = [name for name in others if name != label]
         add_labels(source, chosen(label), path, flags["separator"])
-        source.groups = [str(cell) for cell in chosen(group)] if group else []
-        for row, cell in enumerate(columns.get("split", []), 1):
+        for row, cell in enumerate(chosen(group) if group else [], 1):
+            if cell in (None, ""):
+                where = f"{path}, row {row}, column '{group}'"
+                raise UserError("the group is missing", where, "fill it in, or remove the row")
+            source.groups.append(str(cell))
+        for row, cell in enumerate(columns.get(split_column, []), 1):
             split = SPLIT_OF.get(str(cell).lower())
             if not split:
-                where = f"{path}, row {row}, column 'split'"
+                where = f"{path}, row {row}, column '{split_column}'"
                 raise UserError(f"'{cell}' is no split", where, "use train, validation or test")
             source.splits.append(split)
     return source
@@ -231,7 +243,9 @@ def with_files(path: Path, cells: list[Any], flags: dict[str, Any]) -> Source:
             cell = cell.get("bytes") or cell.get("path")
         if not isinstance(cell, str | bytes) or not cell:
             where = f"{path}, row {row}"
-            raise UserError(f"{cell!r} is no image", where, "fix it, or see --image-column")
+            raise UserError(
+                f"{repr(cell)[:60]} is no image", where, "fix it, or see --image-column"
+            )
         if isinstance(cell, str):
             name = cell
             cell = os.path.join(flags["root"] or path.parent, cell)
@@ -345,6 +359,8 @@ def as_cells(labels: np.ndarray) -> list[Any]:
     """Return the label of each image, or a list of labels if there is a column for each label."""
     if labels.size == len(labels):
         return labels.ravel().tolist()
+    if not np.isin(labels, (0, 1)).all():
+        raise ValueError("columns of labels that are neither 0 nor 1")
     cells = [np.flatnonzero(row).tolist() for row in labels]
     is_one_hot = all(len(cell) == 1 for cell in cells)
     return [cell[0] for cell in cells] if is_one_hot else cells
