@@ -93,7 +93,7 @@ DEFAULT = Budget(74, 7, 41_100, 10.1, 350, 0, 0)
 TABULAR = Budget(77, 7, 45_850, 10.1, 350, 0, 0)
 FORECAST = Budget(85, 7, 51_700, 10.5, 350, 0, 0)
 VISION = Budget(74, 8, 46_100, 10.2, 350, 0, 0)
-CHAT = Budget(81, 11, 49_000, 10.1, 350, 0, 0)  # with its default extras, export and lora
+CHAT = Budget(81, 11, 49_300, 10.1, 350, 0, 0)  # with its default extras, export and lora
 # Everything switched on.
 LARGEST = Budget(145, 16, 111_500, 10.6, 360, 0, 0)
 SCRIPTS = {

@@ -658,6 +658,28 @@ def test_rows_for_openai_have_tools_as_json_and_answers_of_weight_0(tmp_path):
     assert "4<|im_end|>" in [answers for _, answers in stored(tmp_path)]
 
 
+def test_columns_next_to_the_messages_belong_to_the_conversation(tmp_path):
+    """A column of system messages, unless the messages have one; earlier questions of Alpaca."""
+    turns = [{"from": "human", "value": "2+2?"}, {"from": "gpt", "value": "4"}]
+    own = {"role": "system", "content": "own"}
+    system = {"system": "Be brief."}
+    rows = [
+        {"messages": [{**QUESTION, "content": "1?"}, ANSWER], **system},
+        {"conversations": turns, **system},
+        {"prompt": "2?", "completion": "two", **system},
+        {"instruction": "3?", "output": "three", "history": [["0?", "zero"]], **system},
+        {"messages": [own, {**QUESTION, "content": "5?"}, ANSWER], **system},
+        {"instruction": "6?", "output": "six", "history": ["earlier"]},
+    ]
+    result = prepare(tmp_path, jsonl(*rows), "--split", "4,1,0")
+    assert "messages without a role or a text: 1 (chats.jsonl, line 6)" in result.out
+    texts = sorted(text for text, _ in stored(tmp_path))
+    begins = "<|im_start|>system\n{}<|im_end|>\n<|im_start|>user\n"
+    assert [text.startswith(begins.format("Be brief.")) for text in texts] == [True] * 4 + [False]
+    assert texts[4].startswith(begins.format("own"))
+    assert "zero<|im_end|>three<|im_end|>" in [answers for _, answers in stored(tmp_path)]
+
+
 def test_parquet_and_files_of_splits_are_read_like_jsonl(tmp_path):
     import pyarrow
     from pyarrow import parquet
@@ -671,6 +693,12 @@ def test_parquet_and_files_of_splits_are_read_like_jsonl(tmp_path):
     parquet.write_table(pyarrow.Table.from_pylist(found), place / "chats.parquet")
     result = prepare(place, None, "--split", "10,1,1", name="chats.parquet")
     assert result.code == 0, result.err
+    assert stored(place) == expected
+    (place / "parts").mkdir()
+    parquet.write_table(pyarrow.Table.from_pylist(found[:5]), place / "parts/a.parquet")
+    (place / "parts/b.jsonl").write_text(jsonl(*found[5:]))
+    (place / "parts/README.md").write_text("no rows")
+    assert prepare(place, None, "--split", "10,1,1", name="parts").code == 0
     assert stored(place) == expected
 
     (tmp_path / "v.jsonl").write_text(jsonl(*ROWS[2:3]))
@@ -1020,6 +1048,14 @@ def test_questions_are_asked_one_by_one(place, tmp_path):
     out = CHAT.done("generate", "--input", "questions.txt", *words, cwd=folder).out
     again = CHAT.done("generate", "--input", "questions.txt", *words, cwd=folder).out
     assert out == again
+    (folder / "tools.jsonl").write_text(jsonl({"messages": [QUESTION], "tools": TOOLS}))
+    (folder / "empty.txt").write_text("\n")
+    words = ("--tokens", "3", "--output", "answers.jsonl")
+    CHAT.done("generate", "--input", "tools.jsonl", *words, cwd=folder)
+    assert json.loads((folder / "answers.jsonl").read_text())["tools"] == TOOLS
+    one_error(CHAT.run("generate", "--input", "empty.txt", *words, cwd=folder), "no question")
+    result = CHAT.run("generate", "--prompt", 5000 * "x", cwd=folder)
+    one_error(result, r"a conversation of 5,0\d\d tokens, and the model sees 4,096: generate")
     (folder / "bad.jsonl").write_text(jsonl({"messages": [{"content": "x"}]}))
     one_error(CHAT.run("generate", "--input", "bad.jsonl", cwd=folder), "bad.jsonl, line 1")
     one_error(CHAT.run("generate", "--output", "x", cwd=folder), "a chat is not written")

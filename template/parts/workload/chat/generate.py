@@ -14,6 +14,8 @@ from ..engine.files import replacing
 from ..engine.runs import typed_path
 from ..trained import add_flags, add_sampling_flags, check_sampling, open_run
 
+Message = dict[str, Any]
+
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `generate`."""
@@ -37,11 +39,11 @@ def main(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
 
     tokenizer = restore(project.store.facts["tokenizer"])
     rows = []
-    for messages in questions(arguments):
-        text = reply(project, tokenizer, messages, arguments)
+    for messages, more in questions(arguments):
+        text = reply(project, tokenizer, messages, more, arguments)
         messages.append({"role": "assistant", "content": text})
         if arguments.output:
-            rows.append(json.dumps({"messages": messages}, ensure_ascii=False) + "\n")
+            rows.append(json.dumps({"messages": messages, **more}, ensure_ascii=False) + "\n")
         else:
             print(text)
     if arguments.output:
@@ -50,8 +52,11 @@ def main(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
         print(f"written to: {arguments.output}")
 
 
-def questions(arguments: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
-    """Yield conversations that end with a question; without one, a growing one of the terminal."""
+def questions(arguments: argparse.Namespace) -> Iterator[tuple[list[Message], dict[str, Any]]]:
+    """Yield conversations that end with a question; without one, a growing one of the terminal.
+
+    Next to the messages are the other inputs of the template, such as tools.
+    """
     from ..prepare.conversations import read_questions
 
     messages = []
@@ -59,34 +64,45 @@ def questions(arguments: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
         messages.append({"role": "system", "content": arguments.system})
     if arguments.input:
         for asked in read_questions(Path(arguments.input)):
-            yield [*messages, *asked]
+            yield [*messages, *asked.messages], asked.more
     elif arguments.prompt is not None:
-        yield [*messages, {"role": "user", "content": arguments.prompt}]
+        yield [*messages, {"role": "user", "content": arguments.prompt}], {}
     else:
         with suppress(EOFError):
             while True:
                 messages.append({"role": "user", "content": input("> ")})
-                yield messages
+                yield messages, {}
 
 
 def reply(
-    project: Any, tokenizer: Any, messages: list[dict[str, Any]], arguments: argparse.Namespace
+    project: Any,
+    tokenizer: Any,
+    messages: list[Message],
+    more: dict[str, Any],
+    arguments: argparse.Namespace,
 ) -> str:
-    """Return the assistant's next turn. Raises `UserError` if the template rejects the others."""
+    """Return the assistant's next turn.
+
+    Raises `UserError` if the template rejects the others, or if the model does not see all of them.
+    """
     import torch
 
     from ..tokenizer import Rejected
 
     try:
-        text = tokenizer.render(messages, answers=True)
+        text = tokenizer.render(messages, answers=True, **more)
     except Rejected as error:
         what = f"the chat template rejects the conversation ({error})"
         raise UserError(what, "generate", "ask in the order that the model knows") from error
     tokens = tokenizer.encode([text])[0].tokens
+    context = project.model.sizes.context
+    if len(tokens) >= context:
+        what = f"a conversation of {len(tokens):,} tokens, and the model sees {context:,}"
+        raise UserError(what, "generate", "shorten it, or begin a new one")
     with torch.inference_mode(), project.precision.autocast():
         added = project.model.generate(
             tokens,
-            arguments.tokens,
+            min(arguments.tokens, context - len(tokens)),
             tokenizer.ends,
             arguments.temperature,
             arguments.top_k or 0,

@@ -19,8 +19,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--input",
         required=True,
         type=typed_path,
-        metavar="FILE",
-        help=".jsonl (also compressed) or .parquet with a conversation a row, in the columns"
+        metavar="PATH",
+        help=".jsonl (also compressed) or .parquet, or a folder, with a conversation a row: columns"
         " messages, conversations, prompt and completion, instruction and output, or text",
     )
     add(
@@ -60,7 +60,7 @@ def main(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     """Read conversations, render them with the model's template, and write the tokens."""
     from ..dataset import ChatWriter
     from ..engine.loading.store import StoreWriter, check_folder
-    from ..prepare.conversations import LeftOut, read_chats
+    from ..prepare.conversations import LeftOut, files_with_rows, read_chats
     from ..settings import WORKLOAD
     from ..texts import Seen, decoding
 
@@ -69,24 +69,31 @@ def main(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     inputs = (arguments.input, arguments.validation, arguments.test)
     folder = check_folder(settings.data.path, *inputs)
     tokenizer = tokenizer_of(settings.model.pretrained, arguments.max_tokens)
-    files = [Path(file) for file in inputs if file]
+    paths = [Path(path) for path in inputs if path]
+    files = [file for path in paths for file in files_with_rows(path)]
     seen = Seen()
     left_out = LeftOut(arguments.strict)
     ends = [0]
     with StoreWriter(folder, WORKLOAD) as writer, decoding("", files):
         cuts = arguments.too_long == "cut"
         chats = ChatWriter(writer, tokenizer, arguments.max_tokens, cuts, left_out.add)
-        for path in files:
+        for path in paths:
             chats.write(read_chats(path, seen, left_out))
             if len(chats.places) == ends[-1]:
-                reasons = "; ".join(left_out.lines()) or "all are copies of others"
+                reasons = (
+                    "; ".join(left_out.lines()) or "the file is empty, or has only copies of others"
+                )
                 remedy = "see `prepare --help` for the columns that it reads"
                 raise UserError(f"no conversation is left: {reasons}", str(path), remedy)
             ends.append(len(chats.places))
         order, splits = split_chats(arguments, ends)
         chats.finish(order, splits)
         model = settings.model.pretrained
-        writer.source = {"file": files[0].name, "copies": seen.num_copies, "model": model}
+        writer.source = {
+            "file": paths[0].name,
+            "copies": seen.num_copies,
+            "model": model,
+        }
     report(chats, splits, left_out, seen.num_copies)
     print_next(folder)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,9 @@ ROLES = {
     "gpt": "assistant",
     "tool": "tool",
 }
+
+
+ROW_FILE = re.compile(r"(?i)\.(jsonl|ndjson|parquet)(\.\w+)?$")
 
 
 class Faulty(Exception):
@@ -78,10 +82,21 @@ def as_completion(row: Row) -> list[Row]:
 
 
 def as_alpaca(row: Row) -> list[Row]:
+    """A question and its answer, maybe after earlier ones."""
     question = row["instruction"]
     if row.get("input"):
         question += "\n\n" + row["input"]
-    return question_and_answer(question, row["output"])
+    messages = []
+    for asked, answered in [*(row.get("history") or []), (question, row["output"])]:
+        messages += question_and_answer(asked, answered)
+    return messages
+
+
+def with_system(messages: list[Row], system: Any) -> list[Row]:
+    """Put the text of a column `system` before messages without a system message of their own."""
+    if not system or messages[0]["role"] == "system":
+        return messages
+    return [as_message({"role": "system", "content": system}, "role", "content"), *messages]
 
 
 def question_and_answer(question: Any, answer: Any) -> list[Row]:
@@ -149,16 +164,27 @@ def without_null(value: Any) -> Any:
 
 
 def read_chats(path: Path, seen: Seen, left_out: LeftOut) -> Iterator[Chat]:
-    """Yield the new conversations of a file."""
-    for where, row in rows_of(path, row_format(path, "")):
-        try:
-            chat = read_chat(row, where)
-        except Faulty as error:
-            left_out.add(f"left out, {error}", where)
-            continue
-        content = json.dumps([chat.messages, chat.more, chat.text])
-        if seen.add(content):
-            yield chat
+    """Yield the new conversations of a file, or of the files in a folder."""
+    for file in files_with_rows(path):
+        for where, row in rows_of(file, row_format(file, "")):
+            try:
+                chat = read_chat(row, where)
+            except Faulty as error:
+                left_out.add(f"left out, {error}", where)
+                continue
+            content = json.dumps([chat.messages, chat.more, chat.text])
+            if seen.add(content):
+                yield chat
+
+
+def files_with_rows(path: Path) -> list[Path]:
+    """Return the file, or those with rows in a folder, in the order of their names."""
+    if not path.is_dir():
+        return [path]
+    files = [file for file in sorted(path.rglob("[!.]*")) if ROW_FILE.search(file.name)]
+    if not files:
+        raise UserError("no .jsonl or .parquet file in the folder", str(path), "check --input")
+    return files
 
 
 def rows_of(path: Path, kind: str) -> Rows:
@@ -170,7 +196,7 @@ def read_chat(row: Any, where: str = "") -> Chat:
     messages = messages_of(row)
     if messages is not None:
         check_messages(messages)
-        more = {"tools": tools_of(row["tools"])} if row.get("tools") else {}
+        more = tools_in(row)
         check_characters(json.dumps([messages, more], ensure_ascii=False))
         return Chat(messages, more, where=where)
     if isinstance(row.get("text"), str) and row["text"].strip():
@@ -179,12 +205,15 @@ def read_chat(row: Any, where: str = "") -> Chat:
     raise Faulty(f"no conversation in the columns {', '.join(sorted(row)) or '(none)'}")
 
 
-def tools_of(tools: Any) -> list[Any]:
-    """Return the list of tools, which may also be written as JSON."""
+def tools_in(row: Row) -> Row:
+    """Return the list of tools of a row, if it has one; it may also be written as JSON."""
+    tools = row.get("tools")
+    if not tools:
+        return {}
     listed = parsed(tools) if isinstance(tools, str) else without_null(tools)
     if not isinstance(listed, list):
         raise Faulty("tools that are no list")
-    return listed
+    return {"tools": listed}
 
 
 def messages_of(row: Any, **assumed: str) -> list[Row] | None:
@@ -199,32 +228,36 @@ def messages_of(row: Any, **assumed: str) -> list[Row] | None:
     for needed, read in FORMS:
         if needed <= columns:
             try:
-                return read(row)
-            except (AttributeError, KeyError, TypeError, IndexError) as error:
+                return with_system(read(row), row.get("system"))
+            except (AttributeError, KeyError, TypeError, IndexError, ValueError) as error:
                 raise Faulty("messages without a role or a text") from error
     return None
 
 
-def read_questions(path: Path) -> list[list[Row]]:
+def read_questions(path: Path) -> list[Chat]:
     """Return the messages before each answer to generate; of a text file, each line is a question.
 
     The last answer of a conversation is left out. Raises `UserError` for a wrong row.
     """
+    found = []
     kind = row_format(path, "")
     if not kind:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-        return [[{"role": "user", "content": line}] for line in lines if line.strip()]
-    found = []
-    for where, row in rows_of(path, kind):
+        for line in path.read_text(encoding="utf-8-sig").splitlines():
+            if line.strip():
+                found.append(Chat([{"role": "user", "content": line}], {}))
+    for where, row in rows_of(path, kind) if kind else ():
         try:
             messages = messages_of(row, completion="", output="") or []
+            more = tools_in(row)
         except Faulty as error:
             raise UserError(str(error), where, "see `prepare --help` for the columns") from error
         while messages and messages[-1]["role"] == "assistant":
             messages.pop()
         if not messages:
             raise UserError("no question", where, "see `prepare --help` for the columns")
-        found.append(messages)
+        found.append(Chat(messages, more))
+    if not found:
+        raise UserError("no question", str(path), "write a question a line")
     return found
 
 
