@@ -213,6 +213,18 @@ def test_a_table_of_forecasts_has_dates_steps_and_names(tmp_path):
         np.testing.assert_allclose(table["prediction"], arrays["prediction"], rtol=1e-6)
 
 
+def test_times_after_rows_that_are_not_evenly_spaced_have_a_note(tmp_path):
+    days = np.datetime64("2020-01-01") + np.arange(400)
+    numbers = np.sin(days.astype(int)).tolist()
+    prepared(tmp_path, "timeseries", lines({"date": days, "a": numbers}))
+    done(tmp_path, *SMALL)
+    note = "note: rows are not evenly spaced: times after the last row are 86,400 s apart"
+    for rows, is_noted in ((np.is_busday(days), True), (days != days[9], False)):
+        written(tmp_path, lines({"date": days[rows], "a": numbers[: rows.sum()]}), "new.csv")
+        result = SERIES.done("predict", "--input", "new.csv", cwd=tmp_path)
+        assert (note in result.err) == is_noted
+
+
 # ---- bad input -----------------------------------------------------------------------------------
 
 GOOD = text(values())

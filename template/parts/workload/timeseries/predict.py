@@ -6,9 +6,12 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
+from ..engine.errors import note
 from ..engine.files import replacing
 from ..prepare.splits import add_input
 from ..trained import add_flags, collected, open_run, output_path, prediction_loader
+
+UNEVEN = 0.1  # of the rows: such as months and business days, but not a few missing rows
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,7 +57,11 @@ def predicted(arguments: argparse.Namespace, project: Any) -> dict[str, Any]:
         times = np.array(project.store.arrays["time"].rows())
     facts = project.store.facts
     source = project.store.source  # of `--input`, if there is one
-    seconds = facts["frames"][0]["step"] * (1 + np.arange(facts["horizon"]))
+    usual = facts["frames"][0]["step"]
+    is_new = rows.max() + facts["horizon"] > len(times)
+    if is_new and (np.diff(times) != usual).sum() > UNEVEN * len(times):
+        note(f"rows are not evenly spaced: times after the last row are {usual:,} s apart")
+    seconds = usual * (1 + np.arange(facts["horizon"]))
     later = times_after(times[-1:], seconds, source)
     window, step, target = np.indices(windows["prediction"].shape).reshape(3, -1)
     ahead = np.append(times, later)[rows[window] + step]
