@@ -25,7 +25,7 @@ def read_time(text: str) -> Any:
     """Return a number of seconds, or a time of ISO 8601."""
     number = read_number(text)
     if math.isnan(number):
-        return datetime.fromisoformat(text if len(text) > 7 else f"{text}-01")
+        return datetime.fromisoformat(f"{text}-01" if len(text) == 7 else text)
     return number
 
 

@@ -8,7 +8,7 @@ def read_csv(path: Path) -> tuple[list[str], np.ndarray]:
             # A time is ISO 8601 or a number. It only orders the rows, so its unit has no effect.
             row_time: Any = read_number(text)
             if math.isnan(row_time):
-                row_time = datetime.fromisoformat(text if len(text) > 7 else f"{text}-01")
+                row_time = datetime.fromisoformat(f"{text}-01" if len(text) == 7 else text)
             if number > 2 and not row_time > previous_time:
                 raise ValueError("the time does not increase")
             values.append([read_number(cell) for cell in cells])
