@@ -304,6 +304,8 @@ def test_a_mean_over_labels_is_what_scikit_learn_says():
     assert metrics["roc_auc"] == pytest.approx(reference.roc_auc_score(truth, scores), abs=1e-3)
     expected = reference.average_precision_score(truth, scores)
     assert metrics["pr_auc"] == pytest.approx(expected, abs=1e-3)
+    title, *_ = VISION.module("classes").class_table(sums, [*"abcde"])
+    assert title == "## Classes of all 290 rows"
     losses = torch.nn.functional.binary_cross_entropy_with_logits(
         logits[:290], target[:290].float()
     )

@@ -102,7 +102,9 @@ def class_table(sums: Batch, names: list[str]) -> list[str]:
     """Return the lines of a table with the metrics of each class, and the confusion matrix."""
     metrics = by_class(sums)
     columns = {"class": names, **{name: values.tolist() for name, values in metrics.items()}}
-    title = f"Classes of all {sum(columns['rows']):,} rows"
+    # A row with several labels is one of each class, and any row is of a class or of the others.
+    num_rows = int(sums["scores"].unflatten(0, (len(names), -1))[0].sum())
+    title = f"Classes of all {num_rows:,} rows"
     if "matrix" in sums and len(names) <= COLUMNS:
         matrix = sums["matrix"].long().unflatten(0, (len(names), -1))  # by true, predicted class
         for name, counts in zip(names, matrix.T.tolist(), strict=True):
