@@ -108,8 +108,10 @@ def test_a_given_format_is_that_of_the_columns_that_it_fits(tmp_path):
 
 
 def test_the_summary_of_a_wide_table_is_short(tmp_path):
-    wide = {f"column {number}": [*range(ROWS)] for number in range(99)}
-    out = prepared(tmp_path, "tabular", with_column(**wide)).out
+    text = ['"' + 60 * "long\n" + f'{row % 9}"' for row in range(ROWS)]
+    wide = {f"column {number}": ["x", "y"] * (ROWS // 2) for number in range(98)}
+    out = prepared(tmp_path, "tabular", with_column(text=text, **wide)).out
+    assert "long" not in out.splitlines()
     lines_of_columns = [line for line in out.splitlines() if line.startswith("  ")]
     assert lines_of_columns[-1] == "  … and 52 more features"
     assert len(lines_of_columns) == 52

@@ -149,7 +149,7 @@ def print_columns(facts: Facts, table: Table) -> None:
     for name, numbers in zip(table.names, table.numbers[rows].T, strict=True):
         cells[name] = [f"{number:.6g}" for number in numbers]
     for (name, values), codes in zip(table.levels.items(), table.codes[rows].T, strict=True):
-        cells[name] = [["", *values][code] for code in codes]
+        cells[name] = [" ".join(["", *values][code][:40].split()) for code in codes]
 
     targets = facts.get("targets", [facts["target"]])
     columns = [*facts["features"], *facts["categories"]]
