@@ -168,6 +168,11 @@ BAD = {
     "group": ("--test b.csv --group customer", {}, "the group 'c[0-9]+' is in two splits: --group"),
     "id": ("--test b.csv --id number", {}, "the id '.*' repeats: rows 1 and 301, column 'number'"),
     "id twice": ("--id customer", {}, "the id 'c[0-9]+' repeats: rows [0-9]+ and [0-9]+, column"),
+    "id name": (
+        "--id target",
+        {},
+        "predictions have a column 'target' of their own: --id 'target'",
+    ),
     "id gap": ("--id gap", {}, "the id is missing: row 2, column 'gap': fill it in"),
     "time gap": ("--split-by time --time-column gap", {}, "the time is missing: row 2, column"),
     "classes": ("--target left,city", {}, "several targets must be numbers: --target left,city"),
@@ -195,7 +200,7 @@ BAD = {
 def test_bad_splits_are_one_line_and_leave_nothing(name, tmp_path):
     flags, others, says = BAD[name]
     gap = ["x", "", *["y"] * (COUNT - 2)]
-    made = customers(gap=gap, number=list(range(COUNT)))
+    made = customers(gap=gap, number=list(range(COUNT)), target=list(range(COUNT)))
     path = written(tmp_path, lines(made))
     other = {name: cells for name, cells in (made | others).items() if cells}
     written(tmp_path, lines(other), "b.csv")
