@@ -89,8 +89,8 @@ class Budget(NamedTuple):
 
 # Each limit is what the code had when it was last measured, plus some air: a clear version must
 # fit without packing. Limits go down with the code.
-DEFAULT = Budget(74, 7, 41_100, 10.1, 350, 0, 0)
-TABULAR = Budget(77, 7, 45_950, 10.1, 350, 0, 0)
+DEFAULT = Budget(74, 7, 41_200, 10.1, 350, 0, 0)
+TABULAR = Budget(77, 7, 45_950, 10.2, 350, 0, 0)
 FORECAST = Budget(85, 7, 51_700, 10.5, 350, 0, 0)
 VISION = Budget(74, 8, 46_100, 10.2, 350, 0, 0)
 CHAT = Budget(81, 11, 49_300, 10.1, 350, 0, 0)  # with its default extras, export and lora
