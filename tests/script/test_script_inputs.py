@@ -84,6 +84,7 @@ JULIAN = 2_460_000 + np.arange(800).reshape(100, 4, 2) / 24
 PAIRS = "".join(f"a{row}\tb{row}\n" for row in range(60))
 TABLES: Files = TABLE["tables"] | {
     "latin": (b"a,b\xff\n1,2\n", "cannot read the file ('utf-8' codec"),
+    "open": ('a,b\n1,"2\n3,4\n', "cannot read the file (unexpected end of data): open"),
     "field": (f"a,b\n1,{'9' * 200_000}\n", "cannot read the file (field larger than"),
 }
 WINDOWS: Files = {

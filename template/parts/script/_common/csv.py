@@ -24,7 +24,7 @@ def read_rows(path: Path) -> list[list[str]]:
             text = unicodedata.normalize("NFC", re.sub("[\u200b\u2060\ufeff]", "", file.read()))
             rows = [
                 [" ".join(cell.split()) for cell in cells]
-                for cells in csv.reader(io.StringIO(text), skipinitialspace=True)
+                for cells in csv.reader(io.StringIO(text), skipinitialspace=True, strict=True)
                 if cells
             ]
     except (OSError, EOFError, ValueError, csv.Error, zlib.error) as error:
