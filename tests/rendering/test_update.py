@@ -277,7 +277,7 @@ def test_make_add_keeps_the_extras_that_a_project_has(upstream, tmp_path, monkey
     unnamed = subprocess.run(["make", "add"], cwd=project, capture_output=True, text=True)
     assert "error: no extra: EXTRA: name one, as in: make add EXTRA=check" in unnamed.stderr
     assert changed(project) == []
-    subprocess.run(["make", "add", "EXTRA=check ema"], cwd=project, check=True)
+    subprocess.run(["make", "add", "EXTRA=check, ema"], cwd=project, check=True)
     assert content(project) == content(render(extras=["watch", "check", "ema"]))
 
 
