@@ -154,7 +154,7 @@ class Checkpoint:
                 saved = self.find("stable")
         what = self.difference(saved)
         if what:
-            remedy = f"restore its settings, or go back to {version_of(self.folder.parent)}"
+            remedy = f"restore its settings or data, or go back to {version_of(self.folder.parent)}"
             raise UserError(what, str(saved["path"]), remedy)
         if self.distributed.is_main:
             ending = ".damaged"
