@@ -81,18 +81,8 @@ def measure(panel: Panel, borders: np.ndarray, history: int) -> tuple[np.ndarray
     Missing values are left out. A series without training rows has those of its first `history`
     rows, which each of its windows knows. What it lacks there is that of all.
     """
-    shape = (len(panel.keys), len(panel.roles.values))
-    counts = np.zeros(shape)
-    means = np.zeros(shape)
-    squares = np.zeros(shape)
     is_trained = borders[:, 1:2] > borders[:, :1]
-    known = borders.copy()
-    first_history = np.minimum(borders[:, :1] + history, borders[:, 3:])
-    known[:, 1:2] = np.where(is_trained, borders[:, 1:2], first_history)
-    for number, values in training_rows(panel, known):
-        counts[number] = (~np.isnan(values)).sum(0)
-        means[number] = np.nansum(values, 0) / np.maximum(counts[number], 1)
-        squares[number] = np.nansum(np.square(values - means[number]), 0)
+    counts, means, squares = moments(panel, with_first_history(borders, history))
     of_training = counts * is_trained
     total = np.maximum(of_training.sum(0), 1)
     mean = (of_training * means).sum(0) / total
@@ -103,6 +93,27 @@ def measure(panel: Panel, borders: np.ndarray, history: int) -> tuple[np.ndarray
     has_rows = counts > 0
     of_series = [np.where(has_rows, means, mean), np.where(has_rows, stds, std)]
     return np.stack(of_series, 1), np.stack([mean, std])
+
+
+def with_first_history(borders: np.ndarray, history: int) -> np.ndarray:
+    """Return the borders; a series without training rows gets its first `history` rows as such."""
+    first = borders[:, 0]
+    end = borders[:, 1]
+    end_of_history = np.minimum(first + history, borders[:, 3])
+    known = borders.copy()
+    known[:, 1] = np.where(end > first, end, end_of_history)
+    return known
+
+
+def moments(panel: Panel, borders: np.ndarray) -> np.ndarray:
+    """Return the counts, means, and sums of squares around them, of each series: (3, S, C)."""
+    found = np.zeros((3, len(panel.keys), len(panel.roles.values)))
+    counts, means, squares = found
+    for number, values in training_rows(panel, borders):
+        counts[number] = (~np.isnan(values)).sum(0)
+        means[number] = np.nansum(values, 0) / np.maximum(counts[number], 1)
+        squares[number] = np.nansum(np.square(values - means[number]), 0)
+    return found
 
 
 def usable(std: np.ndarray, mean: np.ndarray, for_constant: np.ndarray | float = 1) -> np.ndarray:
