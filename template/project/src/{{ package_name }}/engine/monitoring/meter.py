@@ -130,21 +130,26 @@ class Meter:
         The means are over all ranks since the last record. Raises `NonFinite`.
         """
         sums = []
+        exact = []
         for name, pairs in self._values.items():
             values, weights = (torch.stack(column).float() for column in zip(*pairs, strict=True))
             if name == "loss":  # is a mean; the others are sums
+                exact.append(values)
                 values = values * weights
             sums.append(torch.stack([values.sum(), weights.sum()]))
         # All sums are exchanged at once, because each exchange waits for the slowest rank.
         totals = self.distributed.sum_over_ranks(torch.stack(sums))
         means = (totals[:, 0] / totals[:, 1].clamp(min=1)).tolist()
-        self.check()
 
         # One copy from the device has both. Losses are of this rank, norms the same on all ranks.
-        losses = [value for value, _ in self._values["loss"]]
-        exact = torch.stack(losses + self._norms).float().cpu()
-        self.bits = exact.numpy().tobytes().hex()
-        norms = exact[len(losses) :].tolist()
+        exact.append(torch.stack(self._norms))
+        numbers = torch.cat(exact).float().cpu()
+        self.bits = numbers.numpy().tobytes().hex()
+        norms = numbers[-len(self._norms) :].tolist()
+        # A number that is not finite is in the means of all ranks, so all of them look for it.
+        if not math.isfinite(sum(means) + sum(norms)):
+            self.check()
+        self._unchecked = []
         if self._ends:  # the GPU has passed both
             # Python's clock counted all of it as forward and backward. The events show the last
             # optimizer step only, which stands for all of them.
