@@ -203,6 +203,10 @@ def changed(row, column, cell):
         (changed(7, "date", "01/02/2020"), ["'01/02/2020' is not a time", "row 7", "2024-01-31"]),
         (ANT + ANT.splitlines()[-1] + "\n", ["ant has two rows of 20", "prices: remove one"]),
         (ANT.replace("close", "last"), ["no column 'close'", "ant.csv"]),
+        (
+            ANT.replace("\n", ",a,b\n").replace("a,b", "symbol,ticker", 1),
+            ["2 columns 'ticker'", "ant.csv", "--ticker"],
+        ),
         (ANT + "2030-01-01,1\n", ["Row #222: Expected 6 columns, got 2", "ant.csv"]),
     ],
 )
@@ -228,6 +232,13 @@ def test_a_bad_flag_is_one_line(flags, says, tmp_path):
     write_folder(tmp_path / "prices")
     one_error(prepare(tmp_path, *flags.split()), *says)
     assert not (tmp_path / "data" / "manifest.json").exists()
+
+
+def test_tickers_that_differ_only_in_case_are_one_line(tmp_path):
+    write_folder(tmp_path / "prices")
+    lines = [f"{line},ANT" for line in ANT.splitlines()[1:]]  # works where `ANT.csv` is `ant.csv`
+    (tmp_path / "prices/upper.csv").write_text("\n".join([HEADER.strip() + ",ticker", *lines]))
+    one_error(prepare(tmp_path), "two stocks differ only in case: 'ANT' and 'ant': prices: write")
 
 
 def test_odd_files_are_counted(tmp_path):
@@ -391,6 +402,7 @@ dog,ant,0.7,2020-01-01
 elk,ant,0.1,2020-01-01
 bee,ant,0,2020-06-01
 hen,bee,1,2020-05-20
+ant,ant,1,2020-01-01
 yak,bee,1,2020-01-01
 """
 
@@ -472,10 +484,12 @@ def test_predictions_are_those_that_evaluation_measures(tmp_path):
 def check_new_days(place, old):
     """The same prices as new files, with a new stock and later days; the run folder is enough."""
     table = prices(days=230)
-    write_folder(place / "later", {"zoe": table["ant"]})
+    write_folder(place / "later", {"zoe": table["ant"], "new": table["bee"][:5]})
     (place / "data").rename(place / "away")
     for name in ("prices", "later"):
-        GRAPH.done("predict", "--input", name, "--output", f"{name}.npz", cwd=place)
+        words = ("predict", "--input", name, "--output", f"{name}.npz")
+        out = GRAPH.done(*words, cwd=place).out
+        assert ("note: stocks left out: fewer than " in out) == (name == "later")
     new = np.load(place / "later.npz")
     assert max(new["date"]) == str(dates(230)[-1])
     assert set(new["ticker"]) == {"zoe"}

@@ -186,6 +186,13 @@ def test_files_are_split_whole_and_copies_left_out(kind, end, tmp_path):
     assert sorted(seen) == sorted(texts)
 
 
+def test_tokens_in_no_split_are_counted(tmp_path):
+    for split, count in (("100,60,40", len(TEXT.encode()) + 1 - 200), ("0.8,0.1,0.1", 0)):
+        out = prepare(tmp_path, TEXT, "--split", split).out
+        found = re.findall(r"tokens in no split, see --split: ([\d,]+)", out)
+        assert found == [f"{count:,}"] * bool(count)
+
+
 def test_rows_are_found_whatever_the_file_is_called(tmp_path):
     """JSON lines and Parquet; a table of commas and a JSON document are no text by mistake."""
     rows = [{"text": f"document {number} " * 30, "n": number} for number in range(30)]

@@ -498,6 +498,13 @@ def test_a_pretrained_tokenizer_that_is_not_there_is_one_line(tmp_path):
     assert not (tmp_path / "data").exists()
 
 
+def test_the_first_pair_is_shown_and_those_in_no_split_are_counted(tmp_path):
+    out = prepare(tmp_path, as_tsv(PAIRS[:40]), "--split", "30,5").out
+    assert "note: 5 pairs are in no split, see --split" in out
+    source, target = PAIRS[0]
+    assert f"{source[:40]!r} → {target[:40]!r}" in out
+
+
 # ---- bad input -----------------------------------------------------------------------------------
 
 VALID = as_tsv(PAIRS[:40])
@@ -521,6 +528,8 @@ VALID = as_tsv(PAIRS[:40])
             ("every pair of train is too long", "use --too-long cut"),
         ),
         ("", "--tokenizer pretrained", ("belong together", "--pretrained")),
+        ("", "--source-key en", ("no columns 'en' and 'target', but ", "line 1", "--source-key")),
+        ("", "--validation .", ("a folder, not a file: .:",)),
     ],
 )
 def test_bad_input_is_one_line(added, flags, says, tmp_path):
@@ -532,7 +541,9 @@ def test_bad_input_is_one_line(added, flags, says, tmp_path):
     ("name", "content", "says"),
     [
         ("pairs.jsonl", "{\n", ("no JSON object", "line 1", "--source-key")),
-        ("pairs.jsonl", '{"source": "a", "target": 3}\n', ("no texts under", "line 1")),
+        ("pairs.jsonl", '{"source": "a", "target": 3}\n', ("but source: 'a', target: 3", "line 1")),
+        ("pairs.csv", "source,source,target\na,b,c\n", ("two columns have one name", "line 1")),
+        ("pairs.tsv", "one side\n", ("1 instead of 2", "`paste OLD OTHER > NEW`")),
         ("pairs.tsv", VALID.encode() + b"\xff\tx\n", ("not UTF-8", "pairs.tsv")),
         ("pairs.tsv", "猫である\tのは\n".encode("cp932"), ("not UTF-8", "pairs.tsv .shift_jis.")),
         ("pairs.csv", 'source,target\na,b\n"x" y,z\n', ("no CSV file", "pairs.csv", "quotes")),

@@ -214,6 +214,10 @@ BAD_HDF5 = {
         {"targets": np.where(np.arange(1200).reshape(400, 3) == 30, np.nan, 1)},
         ["not finite", "rows 10 to 10"],
     ),
+    "in a group": (
+        {"features": None, "targets": None, "train/x": np.ones(3)},
+        ["it has train, train/x: name two with --datasets"],
+    ),
     "other names": (
         {"features": None, "targets": None, "X": np.ones(3), "y": np.ones(3)},
         ["it has X, y: name two with --datasets"],
@@ -297,6 +301,7 @@ def test_values_that_hdf5_would_make_up_are_refused(tmp_path):
 
 def test_a_file_that_is_no_hdf5_cut_missing_or_locked_is_one_line(tmp_path):
     one_error(refused(tmp_path, *PREPARE), "no such file")
+    one_error(refused(tmp_path, "prepare", "--input", "."), "a folder, not a file: .: name one")
     path = hdf5(tmp_path)
     writer = "import h5py, sys; file = h5py.File(sys.argv[1], 'a')"
     writer += "; print('open', flush=True); sys.stdin.read()"

@@ -378,6 +378,7 @@ def strongest(edges: np.ndarray, num_stocks: int, count: int) -> np.ndarray:
     source, target = edges[:2].astype(int)
     strength = np.zeros((num_stocks, num_stocks))
     strength[target, source] = np.abs(edges[2])
+    np.fill_diagonal(strength, 0)  # the model adds the edge of a stock to itself
     best = np.argsort(-strength, 1, kind="stable")[:, :count]
     exists = np.take_along_axis(strength, best, 1) > 0
     return np.where(exists, best, -1)

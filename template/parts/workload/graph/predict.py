@@ -59,6 +59,9 @@ def write_new(path: Path, flags: dict[str, Any], trained: Store, folder: Path) -
     with StoreWriter(folder, WORKLOAD) as writer:
         named, _, _ = read_stocks(path, flags, trained.source)
         stocks = long_enough(named, plan.window, path)
+        if len(stocks) < len(named):
+            num_short = len(named) - len(stocks)
+            print(f"note: stocks left out: fewer than {plan.window} days: {num_short:,}")
         if "edges" in trained.facts and not flags["edges"]:
             remedy = "give the edges between the stocks of --input"
             raise UserError("the run was trained with own edges", "--edges", remedy)

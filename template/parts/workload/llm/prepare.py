@@ -126,6 +126,8 @@ def report(store: StoreWriter, tokenizer: Tokenizer, num_copies: int) -> None:
     for name, (first, last) in store.splits.items():
         beginning = tokenizer.decode(tokens[first : min(first + 24, last)].tolist())
         print(f"{name + ':':14}begins with {beginning.decode(errors='replace')!r}")
+    if last < len(tokens):
+        print(f"{'note:':14}tokens in no split, see --split: {len(tokens) - last:,}")
     for what, count in (("files", num_copies), ("documents", source["copies"])):
         if count:
             print(f"{'note:':14}copies of other {what}, left out: {count:,}")

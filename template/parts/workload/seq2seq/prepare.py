@@ -185,9 +185,10 @@ def main(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
 
 
 def print_pairs(split: Split) -> None:
-    """Print three pairs, so that swapped columns, quotes and tabs are visible."""
-    pairs, numbers = split
-    for source, target in pairs.chosen([numbers[0], numbers[len(numbers) // 2], numbers[-1]]):
+    """Print three pairs of the file, so that a header, swapped columns and quotes are visible."""
+    pairs, _ = split
+    last = len(pairs) - 1
+    for source, target in pairs.chosen([0, last // 2, last]):
         print(f"{'pair:':14}{source[:40]!r} → {target[:40]!r}")
 
 
@@ -237,6 +238,8 @@ def read_splits(arguments: argparse.Namespace) -> tuple[dict[str, Split], int]:
     for name, size in zip(SPLITS, sizes, strict=True):
         splits[name] = (texts, order[first : first + size])
         first += size
+    if first < len(texts):
+        print(f"note: {len(texts) - first:,} pairs are in no split, see --split")
     return splits, seen.num_copies
 
 

@@ -46,10 +46,16 @@ def columns(path: Path, encoding: str, keys: tuple[str, ...]) -> Found:
         header = [cell.strip(AROUND_NAMES).lower() for cell in row]
         if number == 0 and {*wanted} <= {*header}:
             print(f"note: the first line of {path} is a header: {row}")
+            if any(header.count(name) > 1 for name in wanted):
+                raise UserError("two columns have one name", where, "name each column once")
             names = header
             continue
+        if number == 0 and len(row) > 1 and not {*wanted} <= {"source", "target"}:
+            what = f"no columns {' and '.join(map(repr, keys))}, but {', '.join(row)[:80]}"
+            raise UserError(what, where, "check --source-key and --target-key")
         if len(row) != len(names) > 1:
-            remedy = "write one pair per line: source, one tab, target"
+            remedy = "write one pair per line: source, one tab, target, as `paste OLD OTHER > NEW` "
+            remedy += "does; in a .csv file, quote texts that have its delimiter"
             raise UserError(f"{len(row)} instead of {len(names)} cells", where, remedy)
         for cell in row:
             breaks = cell.count("\n")

@@ -70,9 +70,7 @@ def read_prices(source: Source, unused: set[str]) -> Iterator[Piece]:
     own = source.flags.get("features", [])
     ticker = source.flags.get("ticker")
     for block in source.blocks():
-        column = find_columns(list(block.columns), source.path)
-        if ticker:
-            column["ticker"] = ticker
+        column = find_columns(list(block.columns), source.path, ticker)
         unused |= block.columns.keys() - {*own, *map(column.get, KNOWN)}
         rows = np.empty(block.num_rows, [*ROW, ("own", "f8", (len(own),))])
         for place, name in enumerate(own):
@@ -90,18 +88,23 @@ def read_prices(source: Source, unused: set[str]) -> Iterator[Piece]:
         yield rows, places, tickers
 
 
-def find_columns(written: list[str], path: Path) -> dict[str, str]:
-    """Map each known name to the column of the table, in any spelling."""
+def find_columns(written: list[str], path: Path, ticker: str | None) -> dict[str, str]:
+    """Map each known name to the column of the table, in any spelling; ticker: its column."""
     plain = [re.sub("[^a-z]", "", name.lower()) for name in written]
     names = [NAMES.get(name, name) for name in plain]
-    for name in ("date", *PRICES, "volume"):
+    column = dict(zip(names, written, strict=True))
+    if ticker:
+        column["ticker"] = ticker
+    for name in KNOWN:
         count = names.count(name)
-        if count != 1:
+        if name == "ticker" and ticker:
+            count = 1
+        if count > 1 or not (count or name in ("ticker", "adjusted")):
             what = f"{count or 'no'} column{'s' * (count > 1)} '{name}'"
             needed = "provide one each of date, open, high, low, close and volume"
-            needed += "; ticker and adjusted close are optional"
+            needed += "; ticker (see --ticker) and adjusted close are optional"
             raise UserError(what, str(path), needed)
-    return dict(zip(names, written, strict=True))
+    return column
 
 
 def tickers_of(block: RowBlock, column: dict[str, str], path: Path) -> tuple[np.ndarray, list[str]]:
@@ -211,7 +214,8 @@ def sorted_stocks(
 ) -> Stocks:
     """Return stocks by ticker, each with its days in order.
 
-    number: which ticker each row belongs to. Raises `UserError` for two rows of a day.
+    number: which ticker each row belongs to. Raises `UserError` for two rows of a day, and for
+    tickers that differ only in case.
     """
     import numpy as np
 
@@ -222,7 +226,12 @@ def sorted_stocks(
     ends = np.bincount(number).cumsum()
     of_tickers = np.split(rows, ends[:-1])
     stocks = {}
+    spelled: dict[str, str] = {}
     for name, index in sorted(tickers.items()):
+        other = spelled.setdefault(name.lower(), name)
+        if other != name:
+            what = f"two stocks differ only in case: '{other}' and '{name}'"
+            raise UserError(what, str(path), "write a ticker in one way")
         days = of_tickers[index]
         is_repeated = np.diff(days["date"]) == 0
         if is_repeated.any():

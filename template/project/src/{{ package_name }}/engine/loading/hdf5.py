@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from math import ceil
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import numpy as np
@@ -67,7 +68,7 @@ def opened(path: Path) -> Iterator[Any]:
     """Open a file for reading. Raises `UserError` if HDF5 cannot open or read it."""
     import h5py
 
-    check_input(path)
+    check_input(path, is_file=True)
     try:
         with h5py.File(path) as file:
             yield file
@@ -123,7 +124,10 @@ def _array(path: Path, file: Any, name: str, transpose: bool | None) -> Hdf5Arra
     where = f"{path}, dataset '{name}'"
     dataset = file.get(name)
     if not isinstance(dataset, h5py.Dataset):
-        remedy = f"it has {', '.join(file) or 'none'}: name two with --datasets"
+        names: list[str] = []
+        file.visit(names.append)  # with those in groups
+        has = shorten(", ".join(names), 600) or "none"
+        remedy = f"it has {has}: name two with --datasets"
         raise UserError(f"no dataset '{name}'", str(path), remedy)
     if dataset.file != file or dataset.external or dataset.is_virtual:
         what = "its values are in another file or dataset"
