@@ -77,6 +77,8 @@ def test_files_of_a_run_and_of_the_project_are_read_in_the_same_way(tmp_path):
         one_error(run(TABULAR, command, cwd=tmp_path), "as YAML")
     for command in ("report", "compare"):  # of a run with damaged settings, too
         check_run(TABULAR, command, cwd=tmp_path)
+    (run_folder / "config.resolved.yaml").write_text("")
+    one_error(run(TABULAR, "evaluate", cwd=tmp_path), "has lost its settings: .*restore the file")
 
 
 # ---- flags that were ignored

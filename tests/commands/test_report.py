@@ -318,6 +318,7 @@ def trained(folder, *losses, state="finished", data="1"):
     rows = steps(100 * len(losses)) + evaluations(*losses)
     run = make_run(folder, rows, env=ENVIRONMENT, status=status, data={"seal": data})
     settings = f"optimizer:\n  learning_rate: {losses[-1]}\n  fused: true\n"
+    settings += f"profiles: {{fast: {{data.batch_size: {data}}}}}\n"
     (run / "config.resolved.yaml").write_text(settings, encoding="utf-8")
     return run
 
@@ -338,6 +339,7 @@ def test_the_command_compares_all_runs_or_those_that_are_named(tmp_path):
     (poor,) = [line for line in page.splitlines() if "poor" in line]
     for expected in ("running or killed", "optimizer.learning_rate 0.8", "data 2"):
         assert expected in poor
+    assert "profiles" not in page, "they have no effect on a run"
     for name, best in (("low", 0.3), ("high", 0.6)):
         make_run(tmp_path / name, by_metric("r2", best, 0.1, best=(0,)))
     done = check_run(project, "compare", "low", "high", cwd=tmp_path)

@@ -129,7 +129,9 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     ending = f".{ELSEWHERE.get(last, last)}"
     plain_of = {key: f".{key.lstrip('-').replace('-', '_')}" for key in known}
     same = [key for key, plain in plain_of.items() if plain.endswith(ending)]
-    similar = get_close_matches(name, plain_of, 1, 0.9 if same else 0.7)
+    # A section alone is no remedy for a setting.
+    alike = [key for key in plain_of if "." in key or "." not in name]
+    similar = get_close_matches(name, alike, 1, 0.9 if same else 0.7)
     # A typing error in a section is more similar than the same name in other sections.
     meant = similar if similar and "." in name else same or similar
     if meant:

@@ -49,8 +49,10 @@ def parse(words: str, settings: Settings) -> Space:
 
 def parse_word(word: str, settings: Settings, errors: list[UserError], space: Space) -> None:
     """Add one key to the space, or its errors to the others."""
-    key, _, text = word.partition("=")
+    key, equals, text = word.partition("=")
     obstacle = obstacle_to(key, space)
+    if not obstacle and not equals:
+        obstacle = f"write {key}=LOW..HIGH or {key}=VALUE,VALUE"
     if obstacle:
         errors.append(UserError(f"{key} cannot be searched", FLAG, obstacle))
         return
