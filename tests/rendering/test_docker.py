@@ -50,6 +50,24 @@ def test_nothing_runs_as_root_and_only_what_is_there_is_copied():
         assert f"!{name}" in ignored, name
 
 
+def test_its_command_finds_the_checkpoints_of_phases_and_folds_too(tmp_path):
+    (command,) = map(json.loads, instructions(render(extras=["docker"]))["CMD"])
+    python = tmp_path / "bin/python"
+    python.parent.mkdir()
+    python.write_text('#!/bin/sh\necho "$@"\n')
+    python.chmod(0o755)
+    said = {}
+    for number, folder in enumerate(("", "checkpoints", "phase-1/checkpoints")):
+        place = tmp_path / str(number)
+        (place / "runs/a" / folder).mkdir(parents=True)
+        if folder:
+            (place / "runs/a" / folder / "step-00000004-1.pt").touch()
+        path = {"PATH": f"{python.parent}:/usr/bin:/bin"}
+        output = subprocess.check_output(command, cwd=place, env=path, text=True)
+        said[folder] = output.split()[-1]
+    assert said == {"": "train", "checkpoints": "--resume", "phase-1/checkpoints": "--resume"}
+
+
 @pytest.mark.full
 def test_its_command_starts_a_run_and_then_resumes_it(tmp_path):
     """ENV and CMD in a clean shell, as a container has them."""
