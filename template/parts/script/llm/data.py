@@ -40,6 +40,8 @@ class Data:
             if not path.stat().st_size:
                 raise UserError(f"no data: {path}: check --data")
             text: Any = np.memmap(path, np.uint8, mode="c")
+            if not text[: 1 << 20].all():  # a text has no byte 0
+                raise UserError(f"no UTF-8 text: {path}: decompress or convert it")
             count = len(text) + 1
             held_out = round(count * 0.05)
             ends = [count - 2 * held_out, count - held_out, count]
