@@ -217,3 +217,25 @@ def test_tables_of_the_figures_are_those_that_were_measured(tmp_path):
     kept = REPOSITORY / "docs/benchmarks"
     names = [page.name for page in kept.glob("*.md")]
     assert filecmp.cmpfiles(kept, tmp_path / "docs/benchmarks", names, shallow=False)[0] == names
+
+
+def test_a_requeued_job_leaves_out_what_a_resumed_run_has(tmp_path):
+    script = render(workload="tabular", extras=["slurm"]) / "launch/slurm.sbatch"
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for tool, content in (("srun", 'echo "$@"'), ("scontrol", "echo here")):
+        (tools / tool).write_text(f"#!/bin/sh\n{content}\n")
+        (tools / tool).chmod(0o755)
+    run = tmp_path / "runs/slurm-7"
+    run.mkdir(parents=True)
+    (run / "config.resolved.yaml").touch()
+    environment = {
+        "PATH": f"{tools}:/usr/bin:/bin",
+        "SLURM_SUBMIT_DIR": str(tmp_path),
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOB_NODELIST": "here",
+    }
+    gone = ["--minutes", "5", "--config", "a.yaml", "--minutes=5", "--config=a.yaml"]
+    job = ["bash", script, *gone, "--monitor.every_steps", "2"]
+    output = subprocess.check_output(job, env=environment, text=True)
+    assert output.rstrip().endswith(" train --resume slurm-7 --monitor.every_steps 2")
