@@ -21,6 +21,8 @@ def read_pairs(path: Path) -> list[tuple[str, str]]:
         raise UserError(f"not UTF-8 at byte {error.start}: {path}: save it as UTF-8") from None
     pairs = []
     for number, line in enumerate(lines, start=1):
+        if number == 1 and line.lower().split() == ["source", "target"]:
+            continue  # a header
         cells = line.rstrip("\r").split("\t")
         if len(cells) == 2 and all(cell.strip() for cell in cells):
             pairs.append((cells[0], cells[1]))

@@ -17,6 +17,11 @@ def test_padding_changes_no_loss() -> None:
     assert loss_of(padded) == pytest.approx(expected, rel=1e-5)
 
 
+def test_a_header_is_no_pair() -> None:
+    Path("header.tsv").write_text("Source\tTarget\none\teins\n", encoding="utf-8")
+    assert train.read_pairs(Path("header.tsv")) == [("one", "eins")]
+
+
 def test_a_batch_has_the_bytes_of_its_pairs() -> None:
     data = make_data()
     pairs = train.read_pairs(Path("pairs.tsv"))
