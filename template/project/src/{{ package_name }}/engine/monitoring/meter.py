@@ -129,21 +129,9 @@ class Meter:
 
         The means are over all ranks since the last record. Raises `NonFinite`.
         """
-        sums = []
-        exact = []
-        for name, pairs in self._values.items():
-            values, weights = (torch.stack(column).float() for column in zip(*pairs, strict=True))
-            if name == "loss":  # is a mean; the others are sums
-                exact.append(values)
-                values = values * weights
-            sums.append(torch.stack([values.sum(), weights.sum()]))
-        # All sums are exchanged at once, because each exchange waits for the slowest rank.
-        totals = self.distributed.sum_over_ranks(torch.stack(sums))
-        means = (totals[:, 0] / totals[:, 1].clamp(min=1)).tolist()
-
+        losses, means = self._means()
         # One copy from the device has both. Losses are of this rank, norms the same on all ranks.
-        exact.append(torch.stack(self._norms))
-        numbers = torch.cat(exact).float().cpu()
+        numbers = torch.cat([losses, torch.stack(self._norms)]).float().cpu()
         self.bits = numbers.numpy().tobytes().hex()
         norms = numbers[-len(self._norms) :].tolist()
         # A number that is not finite is in the means of all ranks, so all of them look for it.
@@ -162,6 +150,20 @@ class Meter:
         self._values = {"loss": []}
         self._norms = []
         return norms[-1], num_skipped, by_name
+
+    def _means(self) -> tuple[Tensor, list[float]]:
+        """Return this rank's losses (n,), and the mean of each value over all ranks (host sync)."""
+        losses = torch.empty(0)
+        sums = []
+        for name, pairs in self._values.items():
+            values, weights = (torch.stack(column).float() for column in zip(*pairs, strict=True))
+            if name == "loss":  # is a mean; the others are sums
+                losses = values
+                values = values * weights
+            sums.append(torch.stack([values.sum(), weights.sum()]))
+        # All sums are exchanged at once, because each exchange waits for the slowest rank.
+        totals = self.distributed.sum_over_ranks(torch.stack(sums))
+        return losses, (totals[:, 0] / totals[:, 1].clamp(min=1)).tolist()
 
     def check(self) -> None:
         """Raise `NonFinite` if a loss or a gradient since the last check is not (host sync).
