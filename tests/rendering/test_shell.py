@@ -239,3 +239,6 @@ def test_a_requeued_job_leaves_out_what_a_resumed_run_has(tmp_path):
     job = ["bash", script, *gone, "--monitor.every_steps", "2"]
     output = subprocess.check_output(job, env=environment, text=True)
     assert output.rstrip().endswith(" train --resume slurm-7 --monitor.every_steps 2")
+
+    named = subprocess.run([*job, "--name", "a"], env=environment, capture_output=True, text=True)
+    assert (named.returncode, named.stderr[:32]) == (2, "error: the run has the name of t"), named

@@ -97,10 +97,11 @@ def small_model(*flags, **changed):
 @pytest.mark.parametrize("kind", ["tsv", "JSONL.gz"])
 def test_every_kind_of_file_gives_the_same_pairs(kind, prepared, tmp_path):
     content = b"\xef\xbb\xbf" + as_tsv(LONG).encode()
+    keys = ()
     if kind == "JSONL.gz":
-        rows = [json.dumps({"in": source, "out": target, "n": 1}) for source, target in LONG]
+        rows = [json.dumps({"in": {"en": one}, "out": other, "n": 1}) for one, other in LONG]
         content = gzip.compress("\n".join(rows).encode())
-    keys = ("--source-key", "in", "--target-key", "out")
+        keys = ("--source-key", "in.en", "--target-key", "out")
     result = prepare(tmp_path, content, *SPLIT, *keys, name=f"pairs \udcff.{kind}")
     assert result.code == 0, result.err
     for split in SPLITS:
