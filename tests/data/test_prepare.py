@@ -514,9 +514,9 @@ def test_quotes_of_a_tsv_take_no_rows(tmp_path):
         "at once": ['"red', "blue"] * 100,
         "far below": ['"red', *(["blue"] * 120), '"red', *(["blue"] * 78)],
     }
-    for cells in wrong.values():
-        path = written(tmp_path, lines(table | {"more": cells}, "\t"), "open.tsv")
-        says = "an open quote: open.tsv, row 1, column 'more': quote the cell"
+    for cells, sign in zip([*wrong.values()] * 2, "\t\t,,", strict=True):
+        path = written(tmp_path, lines(table | {"more": cells}, sign), "open.txt")
+        says = "an open quote: open.txt, row 1, column 'more': quote the cell"
         one_error(prepare(tmp_path, "tabular", path), says)
 
 

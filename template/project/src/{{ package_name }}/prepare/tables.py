@@ -287,8 +287,8 @@ class RowBlock:
     def column(self, name: str) -> pa.Array:
         """Return times, or all else as stripped texts, with null for missing cells.
 
-        Raises `UserError` for a column of another type, such as lists, and for a quote in a TSV
-        file that takes the next rows into its cell.
+        Raises `UserError` for a column of another type, such as lists, and for a quote that takes
+        the next rows into its cell.
         """
         column = self._column(name)
         if pa.types.is_date(column.type) or pa.types.is_timestamp(column.type):
@@ -298,9 +298,12 @@ class RowBlock:
         except pa.ArrowException as error:
             remedy = f"store one number, text or time per cell, or add --drop '{name}'"
             raise self.error(f"a cell of type {column.type}", 0, name, remedy) from error
-        if self.source.style["delimiter"] == "\t":
+        delimiter = self.source.style["delimiter"]
+        if delimiter:
             # A stray quote begins a cell that has all rows up to the next quote.
-            row = pc.index(pc.match_substring_regex(texts, r"(?s)\t.*\n|\n.*\t"), True).as_py()
+            has_lines = pc.match_substring(texts, "\n")
+            has_rows = pc.and_(has_lines, pc.match_substring(texts, delimiter))
+            row = pc.index(has_rows, True).as_py()
             if row >= 0:
                 raise self.error("an open quote", row, name, "quote the cell and double its quotes")
         is_missing = pc.is_in(texts, pa.array(self.source.missing))
