@@ -165,6 +165,18 @@ def test_a_place_of_runs_that_is_no_folder_is_one_line(tmp_path):
         one_error(run(TABULAR, "train", *SHORT, cwd=folder), "it is no folder", "runs: move it")
 
 
+def test_an_error_in_an_owners_file_leaves_no_run(tmp_path):
+    """For example, conflicts that an update has left."""
+    project = shutil.copytree(TABULAR, tmp_path / "project")
+    for file in ("model.py", "train.py"):
+        path = project / "src" / PACKAGE / file
+        text = path.read_text()
+        path.write_text(f"{text}<<<<<<< before updating\n")
+        assert "SyntaxError" in run(project, "train", "--name", "a", cwd=tmp_path).err
+        assert not (tmp_path / "runs").exists()
+        path.write_text(text)
+
+
 # ---- worker processes ----
 
 
