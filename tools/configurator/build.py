@@ -32,6 +32,7 @@ SOURCE = "gh:org/fasttrain-template"
 RELEASE = re.compile(r"v?\d+\.\d+\.\d+")
 COMMON = ""  # the name of the texts that several workloads share
 EXTRAS = "extras"  # and of those that only projects with an extra have
+WINDOW = 24_000  # characters before a text in which a browser still finds what is repeated
 
 
 class Page:
@@ -106,7 +107,35 @@ def grouped_texts(page: Page) -> dict[str, list[int]]:
         if len(names) == 1:
             group = min(names)
         groups[group].append(text)
+    for workload in workloads:
+        groups[workload] = similar_together(groups[workload], page.decisions.texts)
     return groups
+
+
+def similar_together(numbers: list[int], texts: list[str]) -> list[int]:
+    """The same texts, each after those whose lines it has. A package and its script share many.
+
+    A browser's compression finds what is repeated only within 32 kB.
+    """
+    lines = {number: set(texts[number].splitlines()) for number in numbers}
+    left = numbers[:]
+    ordered: list[int] = []
+    while left:
+        near: set[str] = set()
+        size = 0
+        for number in reversed(ordered):
+            near |= lines[number]
+            size += len(texts[number])
+            if size > WINDOW:
+                break
+
+        def shared(number: int, near: set[str] = near) -> float:
+            known = sum(map(len, lines[number] & near))
+            return known / (len(texts[number]) + 1)
+
+        ordered.append(max(left, key=shared))
+        left.remove(ordered[-1])
+    return ordered
 
 
 def reached_texts(page: Page, known: dict[str, int]) -> set[int]:

@@ -67,7 +67,7 @@ def write_new(path: Path, flags: dict[str, Any], trained: Store, folder: Path) -
     was = trained.source.get("time_format")
     for name, date_format in dates.items():
         if was in (None, date_format):  # others were detected next to the given format
-            dates[name] = flags["time_format"] or date_format
+            dates[name] = flags.get("time_format") or date_format
     numbers = facts["features"][len(PARTS) * len(dates) :]
     kinds = dict.fromkeys(filter(None, keys.values()), "category") | dates
     kinds |= {column["name"]: "number" for column in numbers}
