@@ -196,7 +196,8 @@ class Group:
                 self._vote[0].wait()
             # gloo's threads need the GIL to free the last tensors, and destroying the group joins
             # those threads under the GIL. The pause lets them finish: torch 2.13 hung at times.
-            time.sleep(0.1)
+            # After an error, nobody waits for this process.
+            time.sleep(1 if error else 0.1)
             dist.destroy_process_group()
 
 
