@@ -230,7 +230,7 @@ def column_kind(block: RowBlock, name: str) -> str:
     values = block.parse(name)
     numbers = values[np.abs(values) < FLOAT32_MAX]
     is_number = 2 * len(numbers) >= (~np.isnan(values)).sum()
-    given = source.flags.get("time_format")
+    given = source.flags.get("time_format") or ""
     is_given = have_format(cells, given, is_number)
     if is_number and not is_given:
         whole = numbers[numbers % 1 == 0]

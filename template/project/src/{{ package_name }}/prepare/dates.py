@@ -39,7 +39,7 @@ def fitting_formats(cells: Iterable[str], formats: Iterable[str] = FORMATS) -> l
     return [known for known in formats if np.isfinite(date_parts(cells, known)).all()]
 
 
-def have_format(cells: list[str], given: str | None, are_numbers: bool) -> bool:
+def have_format(cells: list[str], given: str, are_numbers: bool) -> bool:
     """Return whether cells are dates in the given format; numbers such as 20240131 have its width.
 
     So 45 is no clock in the format %H%M.

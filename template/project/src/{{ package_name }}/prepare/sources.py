@@ -209,7 +209,7 @@ def from_table(path: Path, columns: Columns, flags: dict[str, Any], labelled: bo
                 where = f"{path}, row {row}, column '{group}'"
                 raise UserError("the group is missing", where, "fill it in, or remove the row")
             source.groups.append(str(cell))
-        for row, cell in enumerate(columns.get(split_column, []), 1):
+        for row, cell in enumerate(columns[split_column] if split_column else [], 1):
             split = SPLIT_OF.get(str(cell).lower())
             if not split:
                 where = f"{path}, row {row}, column '{split_column}'"
