@@ -222,15 +222,14 @@ def column_kind(block: RowBlock, name: str) -> str:
 
     It is empty for dates that are left out.
     """
-    source = block.source
     where = f"{block.path}, column '{name}'"
     maybe_id = f"note: {where}: if it is an id, add --drop '{name}' or --category '{name}'"
     column = block.column(name)[:MOST_CELLS]
     cells = column.cast(STRING).unique().drop_null().to_pylist()
     values = block.parse(name)
     numbers = values[np.abs(values) < FLOAT32_MAX]
-    is_number = 2 * len(numbers) >= (~np.isnan(values)).sum()
-    given = source.flags.get("time_format") or ""
+    is_number = 2 * len(numbers) >= np.sum(~np.isnan(values))
+    given = block.source.flags.get("time_format") or ""
     is_given = have_format(cells, given, is_number)
     if is_number and not is_given:
         whole = numbers[numbers % 1 == 0]
@@ -248,7 +247,7 @@ def column_kind(block: RowBlock, name: str) -> str:
         what = f"column '{name}' has dates of no clear format, such as '{cells[0]}'"
         print(f"note: {what}, so it is left out: add --time-format, such as %d/%m/%Y")
         return ""
-    measured = [cell for cell in cells if UNIT.match(cell) and source.number(cell) == np.inf]
+    measured = [cell for cell in cells if UNIT.match(cell) and block.source.number(cell) == np.inf]
     units = {UNIT.sub(r"\1\2", cell) for cell in measured}
     if len(measured) > max(len(cells) // 2, 2 * len(units), FEW_UNITS):
         remedy = "remove units, currencies and other signs, or see --decimal and --category"
