@@ -514,10 +514,15 @@ def test_quotes_of_a_tsv_take_no_rows(tmp_path):
         "at once": ['"red', "blue"] * 100,
         "far below": ['"red', *(["blue"] * 120), '"red', *(["blue"] * 78)],
     }
-    for cells, sign in zip([*wrong.values()] * 2, "\t\t,,", strict=True):
-        path = written(tmp_path, lines(table | {"more": cells}, sign), "open.txt")
-        says = "an open quote: open.txt, row 1, column 'more': quote the cell"
+    for case, cells in wrong.items():
+        path = written(tmp_path, lines(table | {"more": cells}, "\t"), "open.tsv")
+        says = "an open quote: open.tsv, row 1, column 'more': quote the cell"
         one_error(prepare(tmp_path, "tabular", path), says)
+        # A text of several lines may have a comma.
+        path = written(tmp_path, lines(table | {"more": cells}), f"{case}.csv")
+        done = prepare(tmp_path, "tabular", path, "", case)
+        assert done.code == 0, done.err
+        assert f"note: {case}.csv, column 'more': cells of several lines: " in done.err
 
 
 # ---- damaged files -------------------------------------------------------------------------------

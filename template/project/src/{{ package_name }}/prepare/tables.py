@@ -22,7 +22,7 @@ from pyarrow import csv as arrow_csv
 from pyarrow import ipc, parquet
 from tqdm import tqdm
 
-from ..engine.errors import UserError
+from ..engine.errors import UserError, note
 from ..engine.runs import check_input
 from .content import content_of
 from .folders import list_files
@@ -287,8 +287,9 @@ class RowBlock:
     def column(self, name: str) -> pa.Array:
         """Return times, or all else as stripped texts, with null for missing cells.
 
-        Raises `UserError` for a column of another type, such as lists, and for a quote that takes
-        the next rows into its cell.
+        Raises `UserError` for a column of another type, such as lists, and for a quote in a TSV
+        file that takes the next rows into its cell. With other delimiters, which texts of several
+        lines may have, that is a note.
         """
         column = self._column(name)
         if pa.types.is_date(column.type) or pa.types.is_timestamp(column.type):
@@ -304,8 +305,11 @@ class RowBlock:
             has_lines = pc.match_substring(texts, "\n")
             has_rows = pc.and_(has_lines, pc.match_substring(texts, delimiter))
             row = pc.index(has_rows, True).as_py()
-            if row >= 0:
+            if row >= 0 and delimiter == "\t":
                 raise self.error("an open quote", row, name, "quote the cell and double its quotes")
+            if row >= 0:
+                where = f"{self.path}, column '{name}'"
+                note(f"{where}: cells of several lines: if they are other rows, a quote is open")
         is_missing = pc.is_in(texts, pa.array(self.source.missing))
         return pc.if_else(is_missing, None, texts)
 
