@@ -2,6 +2,7 @@
 it."""
 
 import functools
+from contextlib import nullcontext
 from typing import get_args
 
 import numpy as np
@@ -244,3 +245,40 @@ def test_the_loss_without_a_model_is_that_of_a_model_without_weights(workload):
         assert loss < expected
     else:
         assert loss == pytest.approx(expected, rel=1e-4)
+
+
+def batch_on_meta(workload, split):
+    """The second batch of a split on the device `meta`, whose tensors have no values."""
+    flags = ("--data.batch_size", "4", "--data.resident", "true")
+    given = settings(workload, *flags, loader="memmap")
+    of_split = samples(workload, split)
+    of_split.training = split == "train"
+    order = module(workload, "engine.training.project").make_order(of_split, given)
+    make = module(workload, "engine.loading.loader", loader="memmap").Loader
+    loader = make(of_split, store(workload), given, order, torch.device("meta"))
+    batches = loader.epoch(0)
+    next(batches)
+    batch = next(batches)
+    loader.close()
+    return batch
+
+
+@every_workload
+def test_neither_a_step_nor_an_evaluation_waits_for_the_device(workload, monkeypatch):
+    """Nothing is read from it, which `meta` refuses, and nothing is copied to it."""
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())  # it has no `meta`
+    train = batch_on_meta(workload, "train")
+    validation = batch_on_meta(workload, "validation")
+    model = model_of(workload).to("meta")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    mean_and_clip = module(workload, "engine.compute.precision").mean_and_clip
+    with Copies() as copies:
+        output = model.train()(train)
+        output.loss.backward(gradient=output.total_weight)
+        mean_and_clip(optimizer, output.total_weight, 1.0)
+        optimizer.step()
+    assert copies.count == 0
+    with torch.no_grad(), Copies() as copies:
+        model.eval()(validation)
+        model.predict(validation)
+    assert copies.count == 0
