@@ -361,6 +361,25 @@ def test_a_signal_ends_a_rank_that_waits_for_another_one(place):
     one_error(ranks[1].wait(), "another process of this run is gone")
 
 
+def hang_at_the_end(rank):
+    """Leaving the group takes a minute, in which no other thread gets the GIL."""
+    import ctypes
+
+    from my_training.engine.compute import group  # type: ignore[import-not-found]
+
+    group.PATIENCE_TO_END = 0.5
+    group.dist.destroy_process_group = lambda: ctypes.PyDLL(None).sleep(60)
+
+
+def test_a_rank_that_cannot_leave_its_group_ends(place):
+    """With code 1, as its group is not closed; the run is complete by then."""
+    folder = place("tabular")
+    project = render(workload="tabular", distributed="ddp")
+    results = run_ranks(project, "train", *TABULAR, cwd=folder, before=hang_at_the_end)
+    assert [result.code for result in results] == [1, 1]  # 0 after the minute
+    assert status(folder)["state"] == "finished"
+
+
 def train_shards(place, before):
     """Two ranks, each with its shard of a language model, that save at steps 8, 16 and 24."""
     folder = place("llm")

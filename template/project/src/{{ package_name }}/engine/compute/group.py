@@ -6,6 +6,7 @@ torchrun sets the rank and the number of processes in the environment; without i
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import os
 import signal
 import socket
@@ -13,7 +14,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -34,6 +35,7 @@ REASON = "reason"  # in the store: why the first rank that failed has ended
 # Seconds from a signal to the end of a process whose Python code does not run.
 PATIENCE = 2.0
 PATIENCE_TO_SAVE = 60.0
+PATIENCE_TO_END = 30.0  # to leave the group
 
 
 class Group:
@@ -198,7 +200,19 @@ class Group:
             # those threads under the GIL. The pause lets them finish: torch 2.13 hung at times.
             # After an error, nobody waits for this process.
             time.sleep(1 if error else 0.1)
-            dist.destroy_process_group()
+            with ended_after(PATIENCE_TO_END):
+                dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def ended_after(seconds: float) -> Iterator[None]:
+    """End this process if the block takes longer, also where it holds the GIL for good."""
+    with open(os.devnull, "w") as nowhere:
+        faulthandler.dump_traceback_later(seconds, exit=True, file=nowhere)
+        try:
+            yield
+        finally:
+            faulthandler.cancel_dump_traceback_later()
 
 
 # --- ranks that fail, and signals
