@@ -629,6 +629,24 @@ def test_units_are_refused_with_their_first_cell(tmp_path):
     prepared(tmp_path, "tabular", with_column(**names, **codes))
 
 
+def test_signs_in_names_and_numbers_separate_no_cells(tmp_path):
+    """The header and the row below it decide; a comma is the last choice."""
+    rows = [*range(40)]
+    german = [f"{row},5" for row in rows]
+    tables = {
+        ";": {"costs, net": german},
+        "\t": {"costs, net, in EUR": german, "days": rows},
+        "|": {"costs, net": german},
+        ",": {"a;b;c": [row + 0.5 for row in rows]},
+    }
+    for sign, made in tables.items():
+        content = lines(made | {"y": rows}, sign).replace("\n", "\n\n", 1)
+        prepared(tmp_path, "tabular", content, "--target y --task regression --keep-order")
+        data = store(tmp_path, "tabular")
+        assert [feature["name"] for feature in data.facts["features"]] == [*made]
+        assert data.arrays["features"].rows()[1, 0] == 1.5
+
+
 # ---- spellings of one value ----------------------------------------------------------------------
 
 SAME = {

@@ -57,7 +57,7 @@ STYLE = (
     "timezone",
     "dtype",
 )
-DELIMITERS = ",;\t|"
+DELIMITERS = ";\t|,"  # a comma is also in names and numbers, so it is the last one
 # What may be above a header: blank lines, Excel's `sep=;`, and comments. A comment above a row that
 # has a number or a time is a header itself.
 ABOVE = re.compile(
@@ -178,8 +178,7 @@ class Source:
         table = ABOVE.sub("", text, 1)
         style = self.style
         if not style["delimiter"]:
-            header = re.sub('"[^"]*"', "", table).partition("\n")[0]  # without quoted names
-            style["delimiter"] = max(DELIMITERS, key=header.count)
+            style["delimiter"] = find_delimiter(table)
         rows = csv.reader(table.splitlines(keepends=True), delimiter=style["delimiter"])
         names = next(rows, [])
         if "\ufffd" in "".join(names):
@@ -237,6 +236,15 @@ def find_files(path: Path) -> list[Path]:
         what = "no .csv, .tsv, .csv.gz, Parquet, Feather or Arrow file in the folder"
         raise UserError(what, str(path), "point --input at the data")
     return files
+
+
+def find_delimiter(table: str) -> str:
+    """Return the sign that is most often in the header and in the row below it."""
+    lines = re.sub('"[^"]*"', "", table).splitlines()  # without quoted cells
+    first = [line for line in lines if line.strip()][:2]
+    counts = {sign: min([line.count(sign) for line in first], default=0) for sign in DELIMITERS}
+    found = max(DELIMITERS, key=lambda sign: counts[sign])
+    return found if counts[found] else ","
 
 
 # --- columns
