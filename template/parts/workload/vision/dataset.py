@@ -17,10 +17,9 @@ from .engine import interfaces
 from .engine.interfaces import Batch, Rows, Spans
 from .engine.loading.store import Store, StoreWriter
 from .prepare.decoding import decode
-from .prepare.images import write
+from .prepare.images import ImageWriter
 from .prepare.labels import describe, split_images
 from .prepare.sources import Source
-from .prepare.splits import split_sizes
 from .settings import WORKLOAD, Settings
 
 
@@ -151,7 +150,8 @@ def synthesize(folder: Path, settings: Settings) -> None:
     images, target = _draw_shapes(5_000, 32)
     names = [str(number) for number in range(len(images))]
     source = Source(names, list(images), [[SHAPES[number]] for number in target])
-    splits = split_images(source, lambda count: split_sizes("0.8,0.1,0.1", count), seed=0)
+    splits = split_images(source, "0.8,0.1,0.1", seed=0)
+    facts = describe(source, splits["train"], [32, 32, 3], "crop")
     with StoreWriter(folder, WORKLOAD) as writer:
-        write(writer, source, splits, describe(source, splits["train"], [32, 32, 3], "crop"))
+        ImageWriter(writer, source, facts, flags={}).write(splits)
         writer.source = {"kind": "synthetic"}

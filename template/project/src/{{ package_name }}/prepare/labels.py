@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
 from typing import Any
 from unicodedata import normalize
 
@@ -11,7 +10,7 @@ import numpy as np
 
 from ..engine.errors import UserError
 from .sources import FOLDERS, Source
-from .splits import SPLITS
+from .splits import SPLITS, split_sizes
 
 Splits = dict[str, np.ndarray]  # numbers of images
 
@@ -61,27 +60,27 @@ def label_texts(targets: np.ndarray, classes: list[str]) -> list[str]:
     return texts
 
 
-def split_images(source: Source, sizes_of: Callable[[int], list[int]], seed: int) -> Splits:
+def split_images(source: Source, split: str, seed: int) -> Splits:
     """Return the images of each split, shuffled, with each class in its fraction.
 
     Splits of the source stay. If it has no validation split, training images become one.
-    sizes_of: returns how many of so many images each split has.
+    split: the text in `--split`.
     """
     given = np.array(source.splits or [""] * len(source))
     kinds = []
-    for split, labels in zip(given, source.labels, strict=True):
-        kinds.append("|".join([split, *labels]))
+    for name, labels in zip(given, source.labels, strict=True):
+        kinds.append("|".join([name, *labels]))
     group = np.arange(len(source))
     if source.groups:
         group = np.unique(source.groups, return_inverse=True)[1]
     order = stratified(kinds, group, seed)
     if not source.splits:
-        sizes = sizes_of(len(order))
+        sizes = split_sizes(split, len(order))
         train, validation, test = cut_between_groups(order, group, sizes)
     else:
         train, validation, test = [order[given[order] == name] for name in SPLITS]
         if not len(validation):
-            num_validation = sizes_of(len(train))[1]
+            num_validation = split_sizes(split, len(train))[1]
             sizes = [len(train) - num_validation, num_validation]
             train, validation = cut_between_groups(train, group, sizes)
     if not len(train) or not len(validation):
