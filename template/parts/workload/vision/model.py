@@ -67,9 +67,10 @@ class Network(nn.Module):
 def whitening(facts: dict[str, Any]) -> Tensor:
     """Return the filters (8 · C, C, 2, 2) that make the channels of a patch uncorrelated."""
     std = torch.tensor(facts["std"], dtype=torch.float64).repeat_interleave(4)
-    covariance = torch.tensor(facts["whitening"], dtype=torch.float64) / std / std[:, None]
-    values, vectors = torch.linalg.eigh(covariance)
-    filters = (vectors / (values + 5e-4).sqrt()).T.reshape(-1, len(facts["std"]), 2, 2)
+    covariance = torch.tensor(facts["whitening"], dtype=torch.float64)
+    values, vectors = torch.linalg.eigh(covariance / std / std[:, None])
+    filters = vectors / (values + 5e-4).sqrt()
+    filters = filters.T.reshape(-1, len(facts["std"]), 2, 2)
     return torch.cat([filters, -filters]).float()
 
 
@@ -188,11 +189,12 @@ class Labels:
         label = torch.arange(num_labels, device=logits.device)
         label = label.repeat(len(logits))
         predicted = (logits > 0) & present[:, None]
-        right = predicted & target.bool()
+        hits = predicted & target.bool()
+        scores = sum_by_score(logits.double(), target.long(), present)
         return {
-            "hits": Groups(num_labels, label, right.flatten()),
+            "hits": Groups(num_labels, label, hits.flatten()),
             "predicted": Groups(num_labels, label, predicted.flatten()),
-            "scores": sum_by_score(logits.double(), target.long(), present),
+            "scores": scores,
         }
 
     def predict(self, logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -231,7 +233,8 @@ def build_timm(settings: Settings, facts: dict[str, Any]) -> tuple[nn.Module, Te
     mean = torch.tensor(scale["mean"]) * 255
     std = torch.tensor(scale["std"]) * 255
     if channels == 1:
-        return network, mean.mean(0, keepdim=True), std.mean(0, keepdim=True)
+        mean = mean.mean(0, keepdim=True)
+        std = std.mean(0, keepdim=True)
     return network, mean, std
 
 

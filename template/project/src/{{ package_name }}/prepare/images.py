@@ -51,7 +51,8 @@ def common_shape(source: Source, size: int) -> list[int]:
     """
     sides = []
     modes = set()
-    for number in np.linspace(0, len(source) - 1, min(len(source), SAMPLE)).astype(int):
+    count = min(len(source), SAMPLE)
+    for number in np.linspace(0, len(source) - 1, count, dtype=int):
         with suppress(Exception):  # `decoded` reports it
             image = open_image(source.items[number])
             sides.append(min(image.size))
@@ -108,9 +109,8 @@ class ImageWriter:
         self.writer = writer
         self.source = source
         self.facts = facts
+        self.flags = flags
         self.keeps_files = flags.get("keep") == "encoded"
-        self.max_pixels = flags.get("max_pixels", math.inf)
-        self.skips_damaged = flags.get("skip_damaged", False)
         channels = facts["shape"][2]
         self.pixels = Moments(channels)  # of training images
         self.patches = Moments(4 * channels)
@@ -152,8 +152,9 @@ class ImageWriter:
         Threads decode them: Pillow lets other threads run, so 2 of them are as fast as 2 processes.
         """
         size = max(1, BLOCK_BYTES // math.prod(self.facts["shape"]))
+        starts = range(0, len(numbers), size)
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            for start in tqdm(range(0, len(numbers), size), "decoding", leave=False, disable=None):
+            for start in tqdm(starts, "decoding", leave=False, disable=None):
                 block = numbers[start : start + size].tolist()
                 yield from filter(None, pool.map(self.read, block))
 
@@ -169,7 +170,7 @@ class ImageWriter:
                 item = file_of(item).read()
             image = open_image(item)
             size = f"an image of {image.width:,} × {image.height:,} pixels"
-            if image.width * image.height > self.max_pixels:
+            if image.width * image.height > self.flags.get("max_pixels", math.inf):
                 raise ValueError(f"{size}, more than --max-pixels")
             if min(image.size) < 2:
                 raise ValueError(size)
@@ -180,7 +181,7 @@ class ImageWriter:
             return number, to_pixels(image, self.facts["shape"], self.facts["resize"]), item
         except Exception as error:  # Pillow raises any class for a damaged file
             what = damage(error, item, shown(name))
-            if not self.skips_damaged:
+            if not self.flags.get("skip_damaged"):
                 raise UserError(what, "", "replace or remove it, or add --skip-damaged") from error
             self.notes[DAMAGED].append(what)
             return None
@@ -240,11 +241,13 @@ class ImageWriter:
         if 0 in counts:
             name = self.facts["classes"][counts.index(0)]
             raise UserError("no training image can be read", f"class '{name}'", "check the files")
+        mean = self.pixels.mean()
         std = np.sqrt(self.pixels.covariance().diagonal())
+        covariance = self.patches.covariance()
         self.facts |= {
-            "mean": self.pixels.mean().tolist(),
+            "mean": mean.tolist(),
             "std": std.clip(1).tolist(),
-            "whitening": self.patches.covariance().tolist(),
+            "whitening": covariance.tolist(),
             "counts": counts,
             "images": self.writer.splits["train"][1],
         }

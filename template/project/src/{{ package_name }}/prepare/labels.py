@@ -45,8 +45,12 @@ def describe(source: Source, train: np.ndarray, shape: list[int], resize: str) -
     classes = sorted(images_of)
     if source.numbered:
         classes.sort(key=lambda name: (len(name) * name.isdecimal(), name))
-    facts = {"shape": shape, "resize": resize, "classes": classes}
-    return {**facts, "multilabel": source.multilabel}
+    return {
+        "shape": shape,
+        "resize": resize,
+        "classes": classes,
+        "multilabel": source.multilabel,
+    }
 
 
 def label_texts(targets: np.ndarray, classes: list[str]) -> list[str]:
@@ -72,7 +76,7 @@ def split_images(source: Source, split: str, seed: int) -> Splits:
         kinds.append("|".join([name, *labels]))
     group = np.arange(len(source))
     if source.groups:
-        group = np.unique(source.groups, return_inverse=True)[1]
+        _, group = np.unique(source.groups, return_inverse=True)
     order = stratified(kinds, group, seed)
     if not source.splits:
         sizes = split_sizes(split, len(order))
@@ -94,26 +98,24 @@ def stratified(kinds: list[str], group: np.ndarray, seed: int) -> np.ndarray:
 
     kinds, group: of each image (N,). A group stays together, at the place of its first image.
     """
-    kind = np.unique(kinds, return_inverse=True)[1]
-    order = np.random.default_rng(abs(seed)).permutation(len(kind))
+    _, kind, counts = np.unique(kinds, return_inverse=True, return_counts=True)
+    random = np.random.default_rng(abs(seed))
+    order = random.permutation(len(kind))
     order = order[kind[order].argsort(kind="stable")]
     ordered = kind[order]
     first = np.searchsorted(ordered, ordered)  # image of its kind
     number = np.arange(len(order)) - first
     place = np.empty(len(order))
-    place[order] = (number + 0.5) / np.bincount(ordered)[ordered]
-    first_of_group = np.unique(group, return_index=True)[1]
+    place[order] = (number + 0.5) / counts[ordered]
+    _, first_of_group = np.unique(group, return_index=True)
     return np.lexsort((group, place[first_of_group][group]))
 
 
 def cut_between_groups(order: np.ndarray, group: np.ndarray, sizes: list[int]) -> list[np.ndarray]:
     """Cut images into parts of about these sizes."""
     borders = np.flatnonzero(np.diff(group[order], prepend=-1, append=-1))
-    parts = []
-    first = 0
+    ends = []
     for place in np.cumsum(sizes):
         nearest = np.abs(borders - place).argmin()
-        last = borders[nearest]
-        parts.append(order[first:last])
-        first = last
-    return parts
+        ends.append(borders[nearest])
+    return np.split(order, ends)[:-1]
