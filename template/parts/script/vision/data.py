@@ -44,15 +44,15 @@ def read_source(path: Path) -> Source:
 def read_folder(path: Path) -> Source:
     """Return the images below a folder. Their classes are the folders in it, or in train, val, …"""
     names = glob("**", root_dir=path, recursive=True)  # without hidden ones
-    files = [Path(name) for name in names if IMAGE.search(name)]
-    tops = {file.parts[0].lower() for file in files if len(file.parts) > 1}
-    known = {SPLIT_OF.get(top) for top in tops}
+    files = [Path(name) for name in names if IMAGE.search(name) and os.sep in name]
+    files.sort(key=lambda file: (file.parent, file.name))
+    known = {SPLIT_OF.get(file.parts[0].lower()) for file in files}
     has_splits = None not in known or len(known) > 2  # others next to splits are left out
     source = Source([], [], [])
-    for file in sorted(files, key=lambda file: (file.parent, file.name)):
+    for file in files:
         *folders, _ = file.parts
         split = ""
-        if has_splits and folders:
+        if has_splits:
             split = SPLIT_OF.get(folders.pop(0).lower(), "")
         if not folders or (has_splits and not split):  # in no folder of a class
             continue
@@ -64,18 +64,24 @@ def read_folder(path: Path) -> Source:
 
 def read_arrays(arrays: Any) -> Source:
     """Return the images of arrays such as x and y, x_train and y_train, or MNIST's."""
-    source = Source([], [], [])
+    images = {}  # by split
+    labels = {}
     for name, values in arrays.items():
         words = re.split(r"[\W_]+", name.lower())
+        split = next((SPLIT_OF[word] for word in words if word in SPLIT_OF), "train")
         if {"y", "labels"} & {*words}:
-            source.labels += values.ravel().tolist()
+            labels[split] = values.ravel().tolist()
         elif {"x", "images"} & {*words}:
             shape = values.shape[3:]  # of the channels
             if values.dtype != np.uint8 or shape not in ((), (1,), (3,), (4,)):
                 raise ValueError(f"array {name} is no (N, H, W) or (N, H, W, C) of 8 bits")
-            source.items += list(values[..., 0] if shape == (1,) else values)
-            split = next((SPLIT_OF[word] for word in words if word in SPLIT_OF), "")
-            source.splits += [split] * len(values)
+            images[split] = values[..., 0] if shape == (1,) else values
+    has_splits = len(images) > 1
+    source = Source([], [], [])
+    for split, values in images.items():
+        source.items += list(values)
+        source.labels += labels.get(split, [])
+        source.splits += [split if has_splits else ""] * len(values)
     return source
 
 
@@ -85,25 +91,23 @@ def read_idx(path: Path) -> np.ndarray:
     if path.suffix == ".gz":
         content = gzip.decompress(content)
     shape = np.frombuffer(content, ">i4", content[3], 4)
-    return np.frombuffer(content, np.uint8, offset=4 + shape.nbytes).reshape(shape)
+    values = np.frombuffer(content, np.uint8, offset=4 + shape.nbytes)
+    return values.reshape(shape)
 
 
 def decode(item: Any, shape: list[int]) -> np.ndarray:
     """Return an image (H, W, C) uint8: upright, white where it is transparent, its middle."""
     height, width, channels = shape
     side = 2 * max(height, width)
-    image: Any
-    if isinstance(item, np.ndarray):
-        image = Image.fromarray(item)
-    else:
-        image = Image.open(item)
+    image = Image.fromarray(item) if isinstance(item, np.ndarray) else Image.open(item)
     image.draft(None, (side, side))  # a large JPEG is decoded at a fraction of its size
     image = ImageOps.exif_transpose(image)
     if image.mode[0] in "IF":  # 16 bits, which Pillow would cut off at 255
         values = np.asarray(image)
         if image.mode == "F" or values.min() < 0 or values.max() > 0xFFFF:
             raise ValueError("its pixels have neither 8 nor 16 bits")
-        image = Image.fromarray((values >> 8).astype(np.uint8))
+        grey = values >> 8
+        image = Image.fromarray(grey.astype(np.uint8))
     if image.has_transparency_data:
         image = image.convert("RGBA")
         white = Image.new("RGBA", image.size, "white")
@@ -189,7 +193,8 @@ def moments(blocks: Iterable) -> tuple[np.ndarray, np.ndarray]:
         total += np.ones(len(vectors)) @ vectors  # faster than `sum`
         products += vectors.T @ vectors
     mean = total / count
-    return mean, products / count - np.outer(mean, mean)
+    covariance = products / count - np.outer(mean, mean)
+    return mean, covariance
 
 
 def synthesize() -> Source:
@@ -225,7 +230,8 @@ class Data:
         self.batch_targets = settings.batch_size
         source = read_source(Path(settings.data).expanduser()) if settings.data else synthesize()
         parts = arrange(source, settings.split)
-        first, second, last = np.cumsum([len(part) for part in parts]).tolist()
+        sizes = [len(part) for part in parts]
+        first, second, last = np.cumsum(sizes).tolist()
         self.splits = {
             "train": range(first),
             "validation": range(first, second),
@@ -238,7 +244,8 @@ class Data:
         self.classes = classes.tolist()
         if len(set(labels[:first])) < len(classes):
             raise UserError("a class has no training image: --split: use a larger first part")
-        images = decode_all(items, common_shape(items[0], settings.size))
+        shape = common_shape(items[0], settings.size)
+        images = decode_all(items, shape)
         self.scales = measure(images[:first])
         digest = hashlib.sha256(images)
         digest.update(target)
@@ -250,8 +257,10 @@ class Data:
         """Move the images to the device, or keep them on the host."""
         self.settings = settings
         if settings.resident:
-            if DEVICE.type == "cuda" and self.images.nbytes > torch.cuda.mem_get_info()[0] / 2:
-                raise UserError("the images do not fit: --resident: use 0")
+            if DEVICE.type == "cuda":
+                free, _ = torch.cuda.mem_get_info()
+                if self.images.nbytes > free / 2:
+                    raise UserError("the images do not fit: --resident: use 0")
             self.images = self.images.to(DEVICE)
             self.target = self.target.to(DEVICE)
 
@@ -276,8 +285,10 @@ class Data:
         padding = drawn * len(self.splits["train"]) >> 24
         padded = np.pad(numbers, (0, -len(numbers) % size), constant_values=-1)
         for index in padded.reshape(-1, size):
-            rows = to_device(np.where(index < 0, padding, index), self.images.device)
-            batch = {"image": self.images[rows].movedim(-1, 1), "target": self.target[rows]}
+            filled = np.where(index < 0, padding, index)
+            rows = to_device(filled, self.images.device)
+            image = self.images[rows].movedim(-1, 1)
+            batch = {"image": image, "target": self.target[rows]}
             for name, values in batch.items():
                 if self.settings.pin_memory:
                     values = values.pin_memory()
@@ -327,7 +338,8 @@ def draw(seed: int, epoch: int, index: Any, place: Any) -> Any:
 def augment(batch: dict[str, Tensor], settings: Settings, epoch: int) -> dict[str, Tensor]:
     """Return a batch whose `image` (B, C, H, W) is float32, from 0 to 255."""
     places = torch.arange(DRAWS, device=DEVICE)[:, None, None]
-    random = draw(settings.seed, epoch, batch["index"][:, None], places) / 2**24  # (…, B, 1)
+    index = batch["index"][:, None]
+    random = draw(settings.seed, epoch, index, places) / 2**24  # (…, B, 1)
     image = move(batch["image"].float(), random, settings)
     if settings.cutout:
         hidden = square(image, random[HIDDEN_Y], random[HIDDEN_X], settings.cutout)
@@ -363,8 +375,8 @@ def sampled(count: int, crop: Any, first: Tensor, shift: Tensor, most: int) -> T
     start = (first * (last + 1)).floor().clamp(max=last)
     centers = torch.arange(count, device=DEVICE) + 0.5
     pixels = start + centers * (crop / count)
-    pixels = pixels + ((shift * (2 * most + 1)).floor() - most)
-    return 2 * pixels / count - 1
+    offset = (shift * (2 * most + 1)).floor() - most
+    return 2 * (pixels + offset) / count - 1
 
 
 def square(image: Tensor, y: Tensor, x: Tensor, fraction: float) -> Tensor:

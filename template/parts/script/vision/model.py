@@ -29,7 +29,8 @@ class Network(nn.Module):
         self.stem = nn.Conv2d(channels, widths[0], 2)
         self.stem.weight.requires_grad_(False)
         self.stem.weight.copy_(whitening(**data.scales))
-        self.groups = nn.Sequential(*map(ConvGroup, widths, widths[1:]))
+        groups = map(ConvGroup, widths, widths[1:])
+        self.groups = nn.Sequential(*groups)
         self.head = nn.Linear(widths[-1], len(data.classes))
 
     def forward(self, x: Tensor) -> Tensor:

@@ -65,7 +65,8 @@ class Samples(interfaces.Samples):
         """Return random rows (B,) among those that training uses, drawn for `numbers` (B,)."""
         count = max(1, round(len(self) * self.fraction))
         drawn = draw(self.seed, epoch, numbers, DRAWS.index(name))
-        return self.first + (drawn * count >> 24) * len(self) // count
+        number = drawn * count >> 24
+        return self.first + number * len(self) // count
 
     def decode(self, rows: dict[str, Rows], indices: np.ndarray, epoch: int) -> dict[str, Rows]:
         """Replace the files by their pixels. The loader's workers or threads do this."""
@@ -75,8 +76,10 @@ class Samples(interfaces.Samples):
         files = values.flatten(0, -2).numpy()
         for image, file, length in zip(images, files, lengths.flatten().tolist(), strict=True):
             if length:
-                image[0] = decode(file[:length].tobytes(), shape, self.facts["resize"])
-        return {**rows, "image": Rows(torch.from_numpy(images).unflatten(0, lengths.shape))}
+                content = file[:length].tobytes()
+                image[0] = decode(content, shape, self.facts["resize"])
+        pixels = torch.from_numpy(images).unflatten(0, lengths.shape)
+        return {**rows, "image": Rows(pixels)}
 
     def batch(self, rows: dict[str, Rows]) -> Batch:
         """`image` (B, C, H, W) uint8, `target` (B,) int64 or (B, K) uint8; maybe of partners, too.

@@ -98,7 +98,8 @@ def draw_all(seed: int, epoch: int, index: Tensor) -> Random:
     """Return all numbers for the images `index` (B,)."""
     places = torch.arange(len(DRAWS), device=index.device)
     whole = draw(seed, epoch, index[:, None], places)
-    columns = (whole.float() / 2**24).split(1, 1)
+    numbers = whole.float() / 2**24
+    columns = numbers.split(1, 1)
     return dict(zip(DRAWS, columns, strict=True))
 
 
@@ -109,18 +110,22 @@ def augment(
     batch: Batch, settings: Augment, sides: tuple[int, int], seed: int, epoch: int
 ) -> Batch:
     """Return a batch whose `image` (B, C, *sides) is float32, from 0 to 255."""
+    changed = dict(batch)
     random = draw_all(seed, epoch, batch["index"])
     image = move(batch["image"], random, settings, sides)
     if settings.color:
         image = recolor(image, random, settings.color)
-    changed = {**batch, "image": image}
     if "partner_image" in batch:
         # The partner has draws of its own. They belong to the image, too, not to the partner.
         others = draw_all(seed + 1, epoch, batch["index"])
         partner = move(changed.pop("partner_image"), others, settings, sides)
-        mix(changed, partner, random, settings)
+        weight = own_weight(image, random, settings)
+        image = partner + (image - partner) * weight
+        changed["own_weight"] = weight.mean((1, 2, 3))  # against `partner_target`
     if settings.cutout:
-        hide(changed, random, settings.cutout)
+        hidden = rectangle(image, random["hidden_y"], random["hidden_x"], settings.cutout)
+        image = image.masked_fill(hidden, GREY)
+    changed["image"] = image
     return changed
 
 
@@ -175,8 +180,8 @@ def sampled(count: int, stored: int, crop: Any, first: Tensor, shift: Tensor, mo
     start = (first * (last + 1)).floor().clamp(max=last)
     centers = torch.arange(count, device=first.device) + 0.5
     pixels = start + centers * (crop / count)
-    pixels = pixels + ((shift * (2 * most + 1)).floor() - most)
-    return 2 * pixels / stored - 1
+    offset = (shift * (2 * most + 1)).floor() - most
+    return 2 * (pixels + offset) / stored - 1
 
 
 def recolor(image: Tensor, random: Random, most: float) -> Tensor:
@@ -198,19 +203,11 @@ def factor(random: Tensor, most: float) -> Tensor:
     return 1 + change
 
 
-def hide(batch: Batch, random: Random, fraction: float) -> None:
-    """Hide a square of each image, or the part of it that is inside."""
-    image = batch["image"]
-    hidden = rectangle(image, random["hidden_y"], random["hidden_x"], fraction)
-    batch["image"] = image.masked_fill(hidden, GREY)
+def own_weight(image: Tensor, random: Random, settings: Augment) -> Tensor:
+    """Return how much of each pixel an image keeps against its partner, (B, 1, H, W).
 
-
-def mix(batch: Batch, partner: Tensor, random: Random, settings: Augment) -> None:
-    """Blend images with their partners, or paste a rectangle of the partner into them.
-
-    `own_weight` (B,) becomes the weight of an image's own target against `partner_target`.
+    It is blended with the partner, shows a rectangle of it, or stays as it is.
     """
-    image = batch["image"]
     kind = random["kind_of_mix"]
     own = random["own_weight"]
     is_blended = kind < settings.mixup
@@ -218,9 +215,7 @@ def mix(batch: Batch, partner: Tensor, random: Random, settings: Augment) -> Non
     fraction = torch.where(is_pasted, (1 - own).sqrt(), 0.0)
     pasted = rectangle(image, random["pasted_y"], random["pasted_x"], fraction)
     blended = torch.where(is_blended, own, 1.0)
-    weight = blended[:, :, None, None] * ~pasted  # of each pixel, (B, 1, H, W)
-    batch["image"] = partner + (image - partner) * weight
-    batch["own_weight"] = weight.mean((1, 2, 3))
+    return blended[:, :, None, None] * ~pasted
 
 
 def rectangle(image: Tensor, y: Tensor, x: Tensor, fraction: Any) -> Tensor:

@@ -55,7 +55,8 @@ def sum_by_score(score: Tensor, is_class: Tensor, present: Tensor) -> Groups:
     level = (fraction * (num_levels - 1)).round().long()
     first = torch.arange(num_classes, device=level.device) * num_levels
     group = first + level
-    counts = torch.stack([is_class, 1 - is_class], 2) * present[:, None, None]
+    counts = torch.stack([is_class, 1 - is_class], 2)
+    counts = counts * present[:, None, None]
     return Groups(num_classes * num_levels, group.flatten(), counts.flatten(0, 1))
 
 

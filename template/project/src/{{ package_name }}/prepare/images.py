@@ -58,9 +58,12 @@ def common_shape(source: Source, size: int) -> list[int]:
             sides.append(min(image.size))
             modes.add(image.mode)
     channels = 1 if modes <= GREY else 3
-    if size == 0 and isinstance(source.items[0], np.ndarray):
+    if size:
+        return [size, size, channels]
+    if isinstance(source.items[0], np.ndarray):
         return [*source.items[0].shape[:2], channels]
-    size = size or min(int(np.median(sides or [224])), 224)
+    median = int(np.median(sides or [224]))
+    size = min(median, 224)
     return [size, size, channels]
 
 
@@ -178,7 +181,8 @@ class ImageWriter:
                 self.notes[FRAMES].append(name)
             if image.mode[0] == "I":
                 self.notes[DEEP].append(name)
-            return number, to_pixels(image, self.facts["shape"], self.facts["resize"]), item
+            pixels = to_pixels(image, self.facts["shape"], self.facts["resize"])
+            return number, pixels, item
         except Exception as error:  # Pillow raises any class for a damaged file
             what = damage(error, item, shown(name))
             if not self.flags.get("skip_damaged"):
@@ -200,9 +204,10 @@ class ImageWriter:
         self.pixels.add(image.reshape(-1, channels))
         if len(self.written) < WHITENED:
             # Each patch is (C, 2, 2), as in the weights of a convolution.
-            patches = np.lib.stride_tricks.sliding_window_view(image, (2, 2), (0, 1))
+            windows = np.lib.stride_tricks.sliding_window_view(image, (2, 2), (0, 1))
             step = 1 + len(image) // 64  # a part of the patches of large images is enough
-            self.patches.add(patches[::step, ::step].reshape(-1, 4 * channels))
+            patches = windows[::step, ::step].reshape(-1, 4 * channels)
+            self.patches.add(patches)
 
     def note_copy(self, number: int, image: np.ndarray, split: str) -> None:
         """Note an image whose pixels an earlier one has."""

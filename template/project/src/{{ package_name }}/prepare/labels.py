@@ -108,12 +108,14 @@ def stratified(kinds: list[str], group: np.ndarray, seed: int) -> np.ndarray:
     place = np.empty(len(order))
     place[order] = (number + 0.5) / counts[ordered]
     _, first_of_group = np.unique(group, return_index=True)
-    return np.lexsort((group, place[first_of_group][group]))
+    place_of_group = place[first_of_group]
+    return np.lexsort((group, place_of_group[group]))
 
 
 def cut_between_groups(order: np.ndarray, group: np.ndarray, sizes: list[int]) -> list[np.ndarray]:
     """Cut images into parts of about these sizes."""
-    borders = np.flatnonzero(np.diff(group[order], prepend=-1, append=-1))
+    steps = np.diff(group[order], prepend=-1, append=-1)
+    borders = np.flatnonzero(steps)
     ends = []
     for place in np.cumsum(sizes):
         nearest = np.abs(borders - place).argmin()

@@ -106,7 +106,8 @@ def from_folder(path: Path, labelled: bool) -> Source:
         what = f"no images, by the endings of {len(others):,} files"
         raise UserError(what, str(path), FOLDERS if labelled else KINDS)
     if not labelled:
-        return Source(names, [os.path.join(path, name) for name in names])
+        items = [os.path.join(path, name) for name in names]
+        return Source(names, items)
 
     tops = {name.partition(os.sep)[0] for name in names if os.sep in name}
     known = {SPLIT_OF.get(top.lower()) for top in tops}
@@ -357,7 +358,8 @@ def as_pixels(images: np.ndarray, where: str) -> np.ndarray:
         if images.ndim == 4 and shape[1] in (1, 3, 4):
             remedy = "write channels last: numpy.moveaxis(images, 1, -1)"
         raise UserError(f"an array of shape {shape}", where, remedy)
-    if images.dtype.kind not in "iu" or images.min(initial=0) < 0 or images.max(initial=0) > 255:
+    is_whole = images.dtype.kind in "iu"
+    if not is_whole or images.min(initial=0) < 0 or images.max(initial=0) > 255:
         remedy = "write uint8 from 0 to 255: if white is 1, (255 * images).astype('uint8')"
         raise UserError(f"pixels of type {images.dtype}", where, remedy)
     if shape[3:] == (1,):
@@ -392,4 +394,5 @@ def read_idx(path: Path) -> np.ndarray:
     if content[:3] != b"\0\0\x08":
         raise UserError("no IDX file of bytes", str(path), "copy it again")
     shape = np.frombuffer(content, ">i4", content[3], 4)
-    return np.frombuffer(content, np.uint8, offset=4 + shape.nbytes).reshape(shape)
+    pixels = np.frombuffer(content, np.uint8, offset=4 + shape.nbytes)
+    return pixels.reshape(shape)
