@@ -185,7 +185,7 @@ def measure(images: np.ndarray) -> dict[str, np.ndarray]:
 def moments(blocks: Iterable) -> tuple[np.ndarray, np.ndarray]:
     """Return the mean and the covariance of vectors of bytes, in blocks of them (n, size)."""
     count = 0
-    total = 0
+    total: Any = 0
     products = 0
     for block in blocks:
         vectors = block.astype(np.float64)  # the sums of whole numbers are exact
@@ -247,8 +247,8 @@ class Data:
         shape = common_shape(items[0], settings.size)
         images = decode_all(items, shape)
         self.scales = measure(images[:first])
-        digest = hashlib.sha256(images)
-        digest.update(target)
+        digest = hashlib.sha256(images.data)
+        digest.update(target.data)
         self.facts = {"sha256": digest.hexdigest(), "classes": self.classes}
         self.images = torch.from_numpy(images)
         self.target = torch.from_numpy(target)
@@ -381,12 +381,12 @@ def sampled(count: int, crop: Any, first: Tensor, shift: Tensor, most: int) -> T
 
 def square(image: Tensor, y: Tensor, x: Tensor, fraction: float) -> Tensor:
     """Return where a square is whose center is at y and x: (B, 1, H, W) bool."""
-    rows = near(y, image.shape[2], fraction / 2)
-    columns = near(x, image.shape[3], fraction / 2)
+    rows = distance(y, image.shape[2]) < fraction / 2
+    columns = distance(x, image.shape[3]) < fraction / 2
     return rows[:, None, :, None] & columns[:, None, None, :]
 
 
-def near(middle: Tensor, count: int, distance: float) -> Tensor:
-    """Return which of `count` pixels are near the middle (B, 1): (B, count) bool."""
+def distance(middle: Tensor, count: int) -> Tensor:
+    """Return how far `count` pixels of a side are from the middle (B, 1), as fractions of it."""
     centers = torch.arange(count, device=DEVICE) + 0.5
-    return (centers / count - middle).abs() < distance
+    return (centers / count - middle).abs()

@@ -223,12 +223,12 @@ def rectangle(image: Tensor, y: Tensor, x: Tensor, fraction: Any) -> Tensor:
 
     fraction: of each side of the image.
     """
-    rows = near(y, image.shape[2], fraction / 2)
-    columns = near(x, image.shape[3], fraction / 2)
+    rows = distance(y, image.shape[2]) < fraction / 2
+    columns = distance(x, image.shape[3]) < fraction / 2
     return rows[:, None, :, None] & columns[:, None, None, :]
 
 
-def near(middle: Tensor, count: int, distance: Any) -> Tensor:
-    """Return which of `count` pixels are near the middle (B, 1): (B, count) bool."""
+def distance(middle: Tensor, count: int) -> Tensor:
+    """Return how far `count` pixels of a side are from the middle (B, 1), as fractions of it."""
     centers = torch.arange(count, device=middle.device) + 0.5
-    return (centers / count - middle).abs() < distance
+    return (centers / count - middle).abs()

@@ -229,6 +229,7 @@ class ImageWriter:
         numbers = []
         for image in images:
             numbers.append([number_of[name] for name in self.source.labels[image]])
+        target: np.ndarray
         if self.facts["multilabel"]:
             target = np.zeros((len(images), len(number_of)), np.uint8)
             for row, present in zip(target, numbers, strict=True):
