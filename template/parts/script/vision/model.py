@@ -28,7 +28,7 @@ class Network(nn.Module):
         widths = [8 * channels, settings.width, *[2 * settings.width] * (depth - 1)]
         self.stem = nn.Conv2d(channels, widths[0], 2)
         self.stem.weight.requires_grad_(False)
-        self.stem.weight.copy_(whitening(**data.scales))
+        self.stem.weight.copy_(whitening(data.scales))
         groups = map(ConvGroup, widths, widths[1:])
         self.groups = nn.Sequential(*groups)
         self.head = nn.Linear(widths[-1], len(data.classes))
@@ -39,13 +39,13 @@ class Network(nn.Module):
         return self.head(x.amax((2, 3)))
 
 
-def whitening(mean: np.ndarray, std: np.ndarray, covariance: np.ndarray) -> Tensor:
+def whitening(scales: dict[str, np.ndarray]) -> Tensor:
     """Return the filters (8 · C, C, 2, 2) that make the channels of a patch uncorrelated."""
-    scale = torch.tensor(std).repeat_interleave(4)
-    correlation = torch.tensor(covariance) / scale / scale[:, None]
-    values, vectors = torch.linalg.eigh(correlation)
+    std = torch.tensor(scales["std"]).repeat_interleave(4)
+    covariance = torch.tensor(scales["covariance"])
+    values, vectors = torch.linalg.eigh(covariance / std / std[:, None])
     filters = vectors / (values + 5e-4).sqrt()
-    filters = filters.T.reshape(-1, len(std), 2, 2)
+    filters = filters.T.reshape(-1, len(std) // 4, 2, 2)
     return torch.cat([filters, -filters]).float()
 
 

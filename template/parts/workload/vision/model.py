@@ -73,7 +73,7 @@ def whitening(facts: dict[str, Any]) -> Tensor:
     covariance = torch.tensor(facts["whitening"], dtype=torch.float64)
     values, vectors = torch.linalg.eigh(covariance / std / std[:, None])
     filters = vectors / (values + 5e-4).sqrt()
-    filters = filters.T.reshape(-1, len(facts["std"]), 2, 2)
+    filters = filters.T.reshape(-1, len(std) // 4, 2, 2)
     return torch.cat([filters, -filters]).float()
 
 

@@ -53,7 +53,7 @@ def common_shape(source: Source, size: int) -> list[int]:
     modes = set()
     count = min(len(source), SAMPLE)
     for number in np.linspace(0, len(source) - 1, count, dtype=int):
-        with suppress(Exception):  # `decoded` reports it
+        with suppress(Exception):  # `read` reports it
             image = open_image(source.items[number])
             sides.append(min(image.size))
             modes.add(image.mode)
@@ -121,6 +121,8 @@ class ImageWriter:
         self.num_bytes = 0  # of the files so far
         self.counts: dict[str, list[int]] = {}  # images of each class, by split
         self.notes: dict[str, list[str]] = defaultdict(list, source.left_out)
+        for what in (FRAMES, DEEP, DAMAGED):  # the order in which they are printed
+            self.notes[what] = []
         self.first_of: dict[bytes, tuple[int, str]] = {}  # image and split, by a hash of pixels
 
     def write(self, splits: Splits) -> None:
