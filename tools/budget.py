@@ -92,7 +92,7 @@ class Budget(NamedTuple):
 DEFAULT = Budget(74, 7, 41_500, 10.1, 350, 0, 0)
 TABULAR = Budget(77, 7, 46_250, 10.2, 350, 0, 0)
 FORECAST = Budget(85, 7, 52_300, 10.5, 350, 0, 0)
-VISION = Budget(74, 8, 46_500, 10.2, 350, 0, 0)
+VISION = Budget(74, 8, 46_300, 10.1, 350, 0, 0)
 CHAT = Budget(81, 11, 49_700, 10.1, 350, 0, 0)  # with its default extras, export and lora
 # Everything switched on.
 LARGEST = Budget(145, 16, 111_500, 10.6, 360, 0, 0)
@@ -104,7 +104,7 @@ SCRIPTS = {
     "llm": Budget(8, 7, 8_050, 10.9, 400, 0, 0),
     "seq2seq": Budget(8, 7, 8_800, 10.9, 400, 0, 0),
     "graph": Budget(8, 7, 11_830, 10.9, 400, 0, 0),
-    "vision": Budget(8, 7, 10_210, 11.6, 400, 0, 0),
+    "vision": Budget(8, 7, 10_170, 10.9, 400, 0, 0),
 }
 
 

@@ -223,7 +223,7 @@ def test_tables_name_images_labels_groups_and_splits(tmp_path):
 
 def test_images_may_have_several_labels(tmp_path):
     tree(tmp_path, {f"{n}.png": n for n in range(30)})
-    texts = ["cat;dog", "cat", "", "bird;dog"]
+    texts = ["cat;dog", "cat", "", "bird;dog;bird"]
     rows = [(f"{n}.png", texts[n % 4]) for n in range(30)]
     _, store = done(tmp_path, table(tmp_path, rows, "path,labels"), "--separator ;")
     assert store.facts["classes"] == ["bird", "cat", "dog"]

@@ -1,7 +1,13 @@
 IMAGE = re.compile(r"(?i)\.(jpe?g|png|webp|bmp|gif|tiff?|p[bgp]m)\Z")
-SPLITS = ["train", "validation", "test"]
 # What folders, arrays and MNIST's files call splits.
-SPLIT_OF = {"train": 0, "val": 1, "valid": 1, "validation": 1, "test": 2, "t10k": 2}
+SPLIT_OF = {
+    "train": "train",
+    "val": "validation",
+    "valid": "validation",
+    "validation": "validation",
+    "test": "test",
+    "t10k": "test",
+}
 WHITENED = 5000  # training images whose patches are measured
 
 
@@ -11,7 +17,7 @@ class Source:
 
     items: list
     labels: list
-    splits: list[int]  # of each image; empty if the data have no splits
+    splits: list[str]  # of each image; empty texts if the data have no splits
 
 
 def read_source(path: Path) -> Source:
@@ -37,38 +43,45 @@ def read_source(path: Path) -> Source:
 
 def read_folder(path: Path) -> Source:
     """Return the images below a folder. Their classes are the folders in it, or in train, val, …"""
-    source = Source([], [], [])
-    tops = [child.name.lower() for child in path.iterdir() if child.is_dir()]
-    known = {SPLIT_OF.get(name) for name in tops if name[0] != "."}
+    names = glob("**", root_dir=path, recursive=True)  # without hidden ones
+    files = [Path(name) for name in names if IMAGE.search(name) and os.sep in name]
+    files.sort(key=lambda file: (file.parent, file.name))
+    known = {SPLIT_OF.get(file.parts[0].lower()) for file in files}
     has_splits = None not in known or len(known) > 2  # others next to splits are left out
-    for folder, folders, files in os.walk(path, followlinks=True):
-        folders[:] = sorted(name for name in folders if name[0] != ".")
-        place = Path(folder).relative_to(path).parts
-        is_other = has_splits and place and place[0].lower() not in SPLIT_OF
-        if is_other or len(place) <= has_splits:  # in no folder of a class
+    source = Source([], [], [])
+    for file in files:
+        *folders, _ = file.parts
+        split = ""
+        if has_splits:
+            split = SPLIT_OF.get(folders.pop(0).lower(), "")
+        if not folders or (has_splits and not split):  # in no folder of a class
             continue
-        for name in sorted(files):
-            if name[0] != "." and IMAGE.search(name):
-                source.items.append(Path(folder, name))
-                source.labels.append(place[has_splits])
-                if has_splits:
-                    source.splits.append(SPLIT_OF[place[0].lower()])
+        source.items.append(path / file)
+        source.labels.append(folders[0])
+        source.splits.append(split)
     return source
 
 
 def read_arrays(arrays: Any) -> Source:
     """Return the images of arrays such as x and y, x_train and y_train, or MNIST's."""
-    source = Source([], [], [])
+    images = {}  # by split
+    labels = {}
     for name, values in arrays.items():
         words = re.split(r"[\W_]+", name.lower())
+        split = next((SPLIT_OF[word] for word in words if word in SPLIT_OF), "train")
         if {"y", "labels"} & {*words}:
-            source.labels += values.ravel().tolist()
+            labels[split] = values.ravel().tolist()
         elif {"x", "images"} & {*words}:
-            if values.dtype != np.uint8 or values.shape[3:] not in ((), (1,), (3,), (4,)):
+            shape = values.shape[3:]  # of the channels
+            if values.dtype != np.uint8 or shape not in ((), (1,), (3,), (4,)):
                 raise ValueError(f"array {name} is no (N, H, W) or (N, H, W, C) of 8 bits")
-            source.items += list(values[..., 0] if values.shape[3:] == (1,) else values)
-            splits = [SPLIT_OF[word] for word in words if word in SPLIT_OF]
-            source.splits += splits * len(values)
+            images[split] = values[..., 0] if shape == (1,) else values
+    has_splits = len(images) > 1
+    source = Source([], [], [])
+    for split, values in images.items():
+        source.items += list(values)
+        source.labels += labels.get(split, [])
+        source.splits += [split if has_splits else ""] * len(values)
     return source
 
 
@@ -78,7 +91,8 @@ def read_idx(path: Path) -> np.ndarray:
     if path.suffix == ".gz":
         content = gzip.decompress(content)
     shape = np.frombuffer(content, ">i4", content[3], 4)
-    return np.frombuffer(content, np.uint8, offset=4 + shape.nbytes).reshape(shape)
+    values = np.frombuffer(content, np.uint8, offset=4 + shape.nbytes)
+    return values.reshape(shape)
 
 
 def decode(item: Any, shape: list[int]) -> np.ndarray:
@@ -92,10 +106,12 @@ def decode(item: Any, shape: list[int]) -> np.ndarray:
         values = np.asarray(image)
         if image.mode == "F" or values.min() < 0 or values.max() > 0xFFFF:
             raise ValueError("its pixels have neither 8 nor 16 bits")
-        image = Image.fromarray((values >> 8).astype(np.uint8))
+        grey = values >> 8
+        image = Image.fromarray(grey.astype(np.uint8))
     if image.has_transparency_data:
         image = image.convert("RGBA")
-        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+        white = Image.new("RGBA", image.size, "white")
+        image = Image.alpha_composite(white, image)
     image = image.convert("L" if channels == 1 else "RGB")
     if image.size != (width, height):
         image = ImageOps.fit(image, (width, height), Image.Resampling.BICUBIC)
@@ -125,54 +141,60 @@ def arrange(source: Source, split: str) -> list[np.ndarray]:
 
     Splits of the data stay. If they have no validation split, training images become one.
     """
-    kinds = [str(label) for label in source.labels]
-    if source.splits:
-        given = np.array(SPLITS)[source.splits]
-        kinds = [f"{name}|{kind}" for name, kind in zip(given, kinds, strict=True)]
-    order = stratified(np.unique(kinds, return_inverse=True)[1])
-    if not source.splits:
-        return np.split(order, split_rows(split, len(order), "images")[:2])
-    parts = [order[given[order] == name] for name in SPLITS]
-    if not len(parts[1]):
-        first, second, _ = split_rows(split, len(parts[0]), "images")
-        parts[:2] = np.split(parts[0], [len(parts[0]) - (second - first)])
-    return parts
+    given = np.array(source.splits)
+    kinds = [f"{name}|{label}" for name, label in zip(given, source.labels, strict=True)]
+    order = stratified(kinds)
+    if not given.any():
+        ends = split_rows(split, len(order), "images")
+        return np.split(order, ends[:2])
+    ordered = given[order]
+    train = order[ordered == "train"]
+    validation = order[ordered == "validation"]
+    if not len(validation):
+        first, second, _ = split_rows(split, len(train), "images")
+        train, validation = np.split(train, [first - second])
+    return [train, validation, order[ordered == "test"]]
 
 
-def stratified(kinds: np.ndarray) -> np.ndarray:
+def stratified(kinds: list[str]) -> np.ndarray:
     """Return a shuffle of kinds (N,) in whose every part each kind has about its fraction."""
-    order = np.random.default_rng(0).permutation(len(kinds))
-    order = order[kinds[order].argsort(kind="stable")]
-    ordered = kinds[order]
-    number = np.arange(len(order)) - np.searchsorted(ordered, ordered)  # within its kind
+    _, kind, counts = np.unique(kinds, return_inverse=True, return_counts=True)
+    random = np.random.default_rng(0)
+    order = random.permutation(len(kind))
+    order = order[kind[order].argsort(kind="stable")]
+    ordered = kind[order]
+    first = np.searchsorted(ordered, ordered)  # image of its kind
+    number = np.arange(len(order)) - first
     place = np.empty(len(order))
-    place[order] = (number + 0.5) / np.bincount(ordered)[ordered]
+    place[order] = (number + 0.5) / counts[ordered]
     return place.argsort(kind="stable")
 
 
 def measure(images: np.ndarray) -> dict[str, np.ndarray]:
     """Return the mean and std of each channel, and the covariance of patches (C, 2, 2)."""
     channels = images.shape[3]
-    values = np.arange(256)
-    pixels = [np.bincount(channel.ravel()) for channel in np.moveaxis(images, 3, 0)]
-    histogram = np.stack([np.pad(counts, (0, 256 - len(counts))) for counts in pixels])
-    count = histogram.sum(1)
-    mean = histogram @ values / count
-    variance = histogram @ values**2 / count - mean**2
-
+    mean, of_pixels = moments(image.reshape(-1, channels) for image in images)
+    windows = np.lib.stride_tricks.sliding_window_view(images[:WHITENED], (2, 2), (1, 2))
     step = 1 + images.shape[1] // 64  # a part of the patches of large images is enough
-    num_patches = 0
-    total = np.zeros(4 * channels)
-    products = np.zeros((4 * channels, 4 * channels))
-    for image in images[:WHITENED]:
-        windows = np.lib.stride_tricks.sliding_window_view(image, (2, 2), (0, 1))
-        patches = windows[::step, ::step].reshape(-1, 4 * channels).astype(np.float64)
-        num_patches += len(patches)
-        total += patches.sum(0)
-        products += patches.T @ patches
-    mean_patch = total / num_patches
-    covariance = products / num_patches - np.outer(mean_patch, mean_patch)
-    return {"mean": mean, "std": np.sqrt(variance).clip(1), "covariance": covariance}
+    patches = windows[:, ::step, ::step]
+    _, covariance = moments(patch.reshape(-1, 4 * channels) for patch in patches)
+    std = np.sqrt(of_pixels.diagonal())
+    return {"mean": mean, "std": std.clip(1), "covariance": covariance}
+
+
+def moments(blocks: Iterable) -> tuple[np.ndarray, np.ndarray]:
+    """Return the mean and the covariance of vectors of bytes, in blocks of them (n, size)."""
+    count = 0
+    total: Any = 0
+    products = 0
+    for block in blocks:
+        vectors = block.astype(np.float64)  # the sums of whole numbers are exact
+        count += len(vectors)
+        total += np.ones(len(vectors)) @ vectors  # faster than `sum`
+        products += vectors.T @ vectors
+    mean = total / count
+    covariance = products / count - np.outer(mean, mean)
+    return mean, covariance
 
 
 def synthesize() -> Source:
@@ -183,11 +205,22 @@ def synthesize() -> Source:
     radius = random.uniform(0.4, 0.8, (5000, 1, 1))
     y = abs(grid[:, None] / radius)
     x = abs(grid / radius)
-    inside = np.choose(kind[:, None, None], [np.hypot(x, y), np.maximum(x, y), x + y]) < 1
-    color = random.uniform(20, 120, (5000, 1, 1, 3)) + 120 * inside[..., None]
+    shapes = [np.hypot(x, y), np.maximum(x, y), x + y]
+    inside = np.choose(kind[:, None, None], shapes) < 1
+    dark = random.uniform(20, 120, (5000, 1, 1, 3))
     noise = random.normal(0, 20, (5000, 32, 32, 3))
-    images = (color + noise).clip(0, 255).astype(np.uint8)
-    return Source(list(images), np.array(["circle", "square", "diamond"])[kind].tolist(), [])
+    images = dark + 120 * inside[..., None] + noise
+    images = images.clip(0, 255).astype(np.uint8)
+    names = np.array(["circle", "square", "diamond"])
+    return Source(list(images), names[kind].tolist(), [""] * 5000)
+
+
+def common_shape(item: Any, size: int) -> list[int]:
+    """Return the height, width and channels of all images; those of an array by default."""
+    if not isinstance(item, np.ndarray):
+        return [size or 64, size or 64, 3]
+    height, width = item.shape[:2]
+    return [size or height, size or width, 1 if item.ndim == 2 else 3]
 
 
 class Data:
@@ -197,7 +230,8 @@ class Data:
         self.batch_targets = settings.batch_size
         source = read_source(Path(settings.data).expanduser()) if settings.data else synthesize()
         parts = arrange(source, settings.split)
-        first, second, last = np.cumsum([len(part) for part in parts]).tolist()
+        sizes = [len(part) for part in parts]
+        first, second, last = np.cumsum(sizes).tolist()
         self.splits = {
             "train": range(first),
             "validation": range(first, second),
@@ -206,21 +240,16 @@ class Data:
         order = np.concatenate(parts).tolist()
         items = [source.items[number] for number in order]
         labels = [source.labels[number] for number in order]
-        self.classes = sorted(set(labels))
-        if set(labels[:first]) != set(labels):
+        classes, target = np.unique(labels, return_inverse=True)
+        self.classes = classes.tolist()
+        if len(set(labels[:first])) < len(classes):
             raise UserError("a class has no training image: --split: use a larger first part")
-        shape = [settings.size or 64] * 2 + [3]
-        if isinstance(items[0], np.ndarray):
-            sides = [settings.size] * 2 if settings.size else items[0].shape[:2]
-            shape = [*sides, 1 if items[0].ndim == 2 else 3]
+        shape = common_shape(items[0], settings.size)
         images = decode_all(items, shape)
-        target = np.array([self.classes.index(label) for label in labels])
         self.scales = measure(images[:first])
-        content = images.tobytes() + target.tobytes()
-        self.facts = {
-            "sha256": hashlib.sha256(content).hexdigest(),
-            "classes": self.classes,
-        }
+        digest = hashlib.sha256(images.data)
+        digest.update(target.data)
+        self.facts = {"sha256": digest.hexdigest(), "classes": self.classes}
         self.images = torch.from_numpy(images)
         self.target = torch.from_numpy(target)
 
@@ -228,8 +257,10 @@ class Data:
         """Move the images to the device, or keep them on the host."""
         self.settings = settings
         if settings.resident:
-            if DEVICE.type == "cuda" and self.images.nbytes > torch.cuda.mem_get_info()[0] / 2:
-                raise UserError("the images do not fit: --resident: use 0")
+            if DEVICE.type == "cuda":
+                free, _ = torch.cuda.mem_get_info()
+                if self.images.nbytes > free / 2:
+                    raise UserError("the images do not fit: --resident: use 0")
             self.images = self.images.to(DEVICE)
             self.target = self.target.to(DEVICE)
 
@@ -237,7 +268,8 @@ class Data:
         """Return the training batches of an epoch, in an order of its own, from a number on."""
         seed = [self.settings.seed, epoch]
         order = np.random.RandomState(seed).permutation(len(self.splits["train"]))
-        for numbers, batch in self.batches(order[first_batch * self.settings.batch_size :], epoch):
+        remaining = order[first_batch * self.settings.batch_size :]
+        for numbers, batch in self.batches(remaining, epoch):
             yield numbers, augment(batch, self.settings, epoch)
 
     def split_batches(self, split: str) -> Iterator:
@@ -249,18 +281,20 @@ class Data:
         The index of padding is -1. In training, batch norm also sees it, so it is random images.
         """
         size = self.settings.batch_size
-        drawn = draw(self.settings.seed, epoch, np.arange(size), DRAWS.index("padding"))
+        drawn = draw(self.settings.seed, epoch, np.arange(size), PADDING)
         padding = drawn * len(self.splits["train"]) >> 24
-        for first in range(0, len(numbers), size):
-            chunk = numbers[first : first + size]
-            index = np.full(size, -1)
-            index[: len(chunk)] = chunk
-            rows = to_device(np.where(index < 0, padding, index), self.images.device)
-            batch = {"image": self.images[rows].movedim(-1, 1), "target": self.target[rows]}
-            if self.settings.pin_memory:
-                batch = {name: values.pin_memory() for name, values in batch.items()}
-            batch = {name: values.to(DEVICE, non_blocking=True) for name, values in batch.items()}
-            yield chunk, {**batch, "index": to_device(index)}
+        padded = np.pad(numbers, (0, -len(numbers) % size), constant_values=-1)
+        for index in padded.reshape(-1, size):
+            filled = np.where(index < 0, padding, index)
+            rows = to_device(filled, self.images.device)
+            image = self.images[rows].movedim(-1, 1)
+            batch = {"image": image, "target": self.target[rows]}
+            for name, values in batch.items():
+                if self.settings.pin_memory:
+                    values = values.pin_memory()
+                batch[name] = values.to(DEVICE, non_blocking=True)
+            batch["index"] = to_device(index)
+            yield index[index >= 0], batch
 
 
 # -----------------------------------------------------------------------------
@@ -270,13 +304,18 @@ class Data:
 
 BITS = 0xFFFFFFFF
 GREY = 127  # the color of hidden pixels
-# What is drawn for an image, each at its place, so that a switch changes no other draw. Those that
-# are not used here belong to the package, which draws the same.
-DRAWS = (
-    *("partner", "padding", "top", "left", "shift_y", "shift_x", "flip", "area", "ratio"),
-    *("brightness", "contrast", "saturation", "hidden_y", "hidden_x"),
-    *("kind_of_mix", "own_weight", "pasted_y", "pasted_x"),
-)
+# What is drawn for an image, each at its place. The package draws more, at the other places.
+DRAWS = 18
+PADDING = 1
+TOP = 2
+LEFT = 3
+SHIFT_Y = 4
+SHIFT_X = 5
+FLIP = 6
+AREA = 7
+RATIO = 8
+HIDDEN_Y = 12
+HIDDEN_X = 13
 
 
 def scramble(number: Any) -> Any:
@@ -289,65 +328,65 @@ def scramble(number: Any) -> Any:
 
 
 def draw(seed: int, epoch: int, index: Any, place: Any) -> Any:
-    """Return random integers below 2²⁴ for the images `index` and the places of `DRAWS`."""
+    """Return random integers below 2²⁴ for the images `index` and the places of draws."""
     key = scramble(scramble(seed) ^ epoch)
-    number = index * len(DRAWS) + place & BITS
+    number = index * DRAWS + place & BITS
     number = scramble(number) ^ key
     return scramble(number) >> 8
 
 
 def augment(batch: dict[str, Tensor], settings: Settings, epoch: int) -> dict[str, Tensor]:
     """Return a batch whose `image` (B, C, H, W) is float32, from 0 to 255."""
-    places = torch.arange(len(DRAWS), device=DEVICE)
-    numbers = draw(settings.seed, epoch, batch["index"][:, None], places).float() / 2**24
-    random = dict(zip(DRAWS, numbers.split(1, 1), strict=True))  # (B, 1) each
+    places = torch.arange(DRAWS, device=DEVICE)[:, None, None]
+    index = batch["index"][:, None]
+    random = draw(settings.seed, epoch, index, places) / 2**24  # (…, B, 1)
     image = move(batch["image"].float(), random, settings)
     if settings.cutout:
-        hidden = square(image, random["hidden_y"], random["hidden_x"], settings.cutout)
+        hidden = square(image, random[HIDDEN_Y], random[HIDDEN_X], settings.cutout)
         image = image.masked_fill(hidden, GREY)
     return {**batch, "image": image}
 
 
-def move(image: Tensor, random: dict[str, Tensor], settings: Settings) -> Tensor:
+def move(image: Tensor, random: Tensor, settings: Settings) -> Tensor:
     """Crop, enlarge, shift and flip in one bilinear pass; the border is mirrored."""
     height, width = image.shape[2:]
     crop_height: Any = height
     crop_width: Any = width
     if settings.crop < 1:
-        area = 1 - (1 - settings.crop) * random["area"]
-        ratio = 3 / 4 + (4 / 3 - 3 / 4) * random["ratio"]  # width ÷ height
+        area = 1 - (1 - settings.crop) * random[AREA]
+        ratio = 3 / 4 + (4 / 3 - 3 / 4) * random[RATIO]  # width ÷ height
         crop_height = (area / ratio).sqrt().clamp(max=1) * height
         crop_width = (area * ratio).sqrt().clamp(max=1) * width
-    y = pixels(height, crop_height, random["top"])
-    x = pixels(width, crop_width, random["left"])
-    y = y + shift(random["shift_y"], settings.shift)
-    x = x + shift(random["shift_x"], settings.shift)
-    y = 2 * y / height - 1  # as grid_sample counts, from -1 to 1
-    x = 2 * x / width - 1
+    y = sampled(height, crop_height, random[TOP], random[SHIFT_Y], settings.shift)
+    x = sampled(width, crop_width, random[LEFT], random[SHIFT_X], settings.shift)
     if settings.flip:
-        x = torch.where(random["flip"] < 0.5, -x, x)
-    grid = torch.stack(torch.broadcast_tensors(x[:, None, :], y[:, :, None]), 3)
+        x = torch.where(random[FLIP] < 0.5, -x, x)
+    columns, rows = torch.broadcast_tensors(x[:, None, :], y[:, :, None])
+    grid = torch.stack([columns, rows], 3)
     return F.grid_sample(image, grid, padding_mode="reflection", align_corners=False)
 
 
-def pixels(count: int, crop: Any, random: Tensor) -> Tensor:
-    """Return where the pixels of a random crop are, (B, count)."""
+def sampled(count: int, crop: Any, first: Tensor, shift: Tensor, most: int) -> Tensor:
+    """Return where the pixels of a random crop are, from -1 to 1 as grid_sample counts: (B, count).
+
+    most: the largest shift, in pixels.
+    """
     last = count - crop
-    first = (random * (last + 1)).floor().clamp(max=last)
+    start = (first * (last + 1)).floor().clamp(max=last)
     centers = torch.arange(count, device=DEVICE) + 0.5
-    return first + centers * (crop / count)
-
-
-def shift(random: Tensor, most: int) -> Tensor:
-    """Return whole numbers from -most to most."""
-    return (random * (2 * most + 1)).floor() - most
+    pixels = start + centers * (crop / count)
+    offset = (shift * (2 * most + 1)).floor() - most
+    return 2 * (pixels + offset) / count - 1
 
 
 def square(image: Tensor, y: Tensor, x: Tensor, fraction: float) -> Tensor:
     """Return where a square is whose center is at y and x: (B, 1, H, W) bool."""
-    inside = []
-    for side, middle in zip(image.shape[2:], (y, x), strict=True):
-        centers = (torch.arange(side, device=DEVICE) + 0.5) / side
-        inside.append((centers - middle).abs() < fraction / 2)  # (B, side)
-    rows, columns = inside
-    return (rows[:, :, None] & columns[:, None, :])[:, None]
+    rows = distance(y, image.shape[2]) < fraction / 2
+    columns = distance(x, image.shape[3]) < fraction / 2
+    return rows[:, None, :, None] & columns[:, None, None, :]
+
+
+def distance(middle: Tensor, count: int) -> Tensor:
+    """Return how far `count` pixels of a side are from the middle (B, 1), as fractions of it."""
+    centers = torch.arange(count, device=DEVICE) + 0.5
+    return (centers / count - middle).abs()

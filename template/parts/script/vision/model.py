@@ -11,7 +11,8 @@ class ConvGroup(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = F.max_pool2d(self.conv1(x), 2)
         x = F.gelu(self.norm1(x))
-        return F.gelu(self.norm2(self.conv2(x)))
+        x = self.norm2(self.conv2(x))
+        return F.gelu(x)
 
 
 class Network(nn.Module):
@@ -19,27 +20,32 @@ class Network(nn.Module):
 
     def __init__(self, settings: Settings, data: Data):
         super().__init__()
-        height, width, channels = data.images.shape[1:]
-        depth = settings.depth or max(1, int(math.log2(min(height, width) / 3)))
-        if min(height, width) - 1 < 2**depth:
+        *sides, channels = data.images.shape[1:]
+        side = min(sides)
+        depth = settings.depth or max(1, int(math.log2(side / 3)))
+        if side - 1 < 2**depth:
             raise UserError(f"the images are too small for --depth {depth}: --size: use a larger")
         widths = [8 * channels, settings.width, *[2 * settings.width] * (depth - 1)]
         self.stem = nn.Conv2d(channels, widths[0], 2)
         self.stem.weight.requires_grad_(False)
-        self.stem.weight.copy_(whitening(**data.scales))
-        self.groups = nn.Sequential(*map(ConvGroup, widths, widths[1:]))
+        self.stem.weight.copy_(whitening(data.scales))
+        groups = map(ConvGroup, widths, widths[1:])
+        self.groups = nn.Sequential(*groups)
         self.head = nn.Linear(widths[-1], len(data.classes))
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.groups(F.gelu(self.stem(x)))
+        x = F.gelu(self.stem(x))
+        x = self.groups(x)
         return self.head(x.amax((2, 3)))
 
 
-def whitening(mean: np.ndarray, std: np.ndarray, covariance: np.ndarray) -> Tensor:
+def whitening(scales: dict[str, np.ndarray]) -> Tensor:
     """Return the filters (8 · C, C, 2, 2) that make the channels of a patch uncorrelated."""
-    scale = torch.tensor(std).repeat_interleave(4)
-    values, vectors = torch.linalg.eigh(torch.tensor(covariance) / scale / scale[:, None])
-    filters = (vectors / (values + 5e-4).sqrt()).T.reshape(-1, len(std), 2, 2)
+    std = torch.tensor(scales["std"]).repeat_interleave(4)
+    covariance = torch.tensor(scales["covariance"])
+    values, vectors = torch.linalg.eigh(covariance / std / std[:, None])
+    filters = vectors / (values + 5e-4).sqrt()
+    filters = filters.T.reshape(-1, len(std) // 4, 2, 2)
     return torch.cat([filters, -filters]).float()
 
 
@@ -53,10 +59,9 @@ class Model(nn.Module):
         super().__init__()
         self.settings = settings
         self.network = Network(settings, data)
-        mean = torch.tensor(data.scales["mean"], dtype=torch.float32)
-        std = torch.tensor(data.scales["std"], dtype=torch.float32)
-        self.register_buffer("mean", mean[:, None, None])
-        self.register_buffer("std", std[:, None, None])
+        for name in ("mean", "std"):
+            values = torch.tensor(data.scales[name], dtype=torch.float32)
+            self.register_buffer(name, values[:, None, None])
         self.memory_format = torch.contiguous_format
         if settings.channels_last:
             self.memory_format = torch.channels_last
@@ -84,7 +89,9 @@ def compute_loss(model: nn.Module, batch: dict) -> tuple[Tensor, Tensor, dict]:
     is_real = batch["index"] >= 0
     num_targets = is_real.sum(dtype=torch.float32)
     settings: Any = model.settings
-    smoothing = settings.label_smoothing if model.training else 0.0
+    smoothing = 0.0
+    if model.training:
+        smoothing = settings.label_smoothing
     losses = F.cross_entropy(logits, target, reduction="none", label_smoothing=smoothing)
     hits = {"accuracy": logits.argmax(1) == target}
     if logits.shape[1] > 5:
@@ -92,5 +99,7 @@ def compute_loss(model: nn.Module, batch: dict) -> tuple[Tensor, Tensor, dict]:
         hits["accuracy_top5"] = (likeliest == target[:, None]).any(1)
     metrics = {}
     for name, is_right in hits.items():
-        metrics[name] = ((is_right & is_real).sum(), num_targets)
-    return (losses * is_real).sum() / num_targets, num_targets, metrics
+        count = (is_right & is_real).sum()
+        metrics[name] = (count, num_targets)
+    loss = (losses * is_real).sum() / num_targets
+    return loss, num_targets, metrics

@@ -44,6 +44,16 @@ def test_folders_of_splits_are_kept_and_others_left_out() -> None:
     assert [len(numbers) for numbers in data.splits.values()] == [160, 40, 200]
 
 
+def test_arrays_of_images_and_labels_may_be_in_any_order() -> None:
+    arrays = {}
+    for name, count in (("x_test", 2), ("x_train", 3), ("y_train", 3), ("y_test", 2)):
+        shape = (count, 4, 4) if name[0] == "x" else (count,)
+        arrays[name] = np.full(shape, count, np.uint8)
+    source = train.read_arrays(arrays)
+    assert source.labels == [2, 2, 3, 3, 3] == [image.min() for image in source.items]
+    assert source.splits == ["test"] * 2 + ["train"] * 3
+
+
 @pytest.mark.parametrize("content", ["", "damaged"])
 def test_a_folder_without_classes_or_with_a_damaged_image_is_one_line(
     content: str, capsys: pytest.CaptureFixture[str]

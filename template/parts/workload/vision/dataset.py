@@ -17,10 +17,9 @@ from .engine import interfaces
 from .engine.interfaces import Batch, Rows, Spans
 from .engine.loading.store import Store, StoreWriter
 from .prepare.decoding import decode
-from .prepare.images import write
+from .prepare.images import ImageWriter
 from .prepare.labels import describe, split_images
 from .prepare.sources import Source
-from .prepare.splits import split_sizes
 from .settings import WORKLOAD, Settings
 
 
@@ -64,9 +63,10 @@ class Samples(interfaces.Samples):
 
     def others(self, numbers: np.ndarray, epoch: int, name: str) -> np.ndarray:
         """Return random rows (B,) among those that training uses, drawn for `numbers` (B,)."""
-        count = min(len(self), max(1, round(len(self) * self.fraction)))
+        count = max(1, round(len(self) * self.fraction))
         drawn = draw(self.seed, epoch, numbers, DRAWS.index(name))
-        return self.first + (drawn * count >> 24) * len(self) // count
+        number = drawn * count >> 24
+        return self.first + number * len(self) // count
 
     def decode(self, rows: dict[str, Rows], indices: np.ndarray, epoch: int) -> dict[str, Rows]:
         """Replace the files by their pixels. The loader's workers or threads do this."""
@@ -76,8 +76,10 @@ class Samples(interfaces.Samples):
         files = values.flatten(0, -2).numpy()
         for image, file, length in zip(images, files, lengths.flatten().tolist(), strict=True):
             if length:
-                image[0] = decode(file[:length].tobytes(), shape, self.facts["resize"])
-        return {**rows, "image": Rows(torch.from_numpy(images).unflatten(0, lengths.shape))}
+                content = file[:length].tobytes()
+                image[0] = decode(content, shape, self.facts["resize"])
+        pixels = torch.from_numpy(images).unflatten(0, lengths.shape)
+        return {**rows, "image": Rows(pixels)}
 
     def batch(self, rows: dict[str, Rows]) -> Batch:
         """`image` (B, C, H, W) uint8, `target` (B,) int64 or (B, K) uint8; maybe of partners, too.
@@ -86,12 +88,13 @@ class Samples(interfaces.Samples):
         """
         batch = {}
         for name, array in rows.items():
-            values = array.values.movedim(-1, -3) if name == "image" else array.values
-            if not self.has_partners():
-                batch[name] = values[:, 0]
-                continue
-            batch[name] = values[:, 0, 0]
-            batch[f"partner_{name}"] = values[:, 1, 0]
+            values = array.values
+            if name == "image":
+                values = values.movedim(-1, -3)
+            if self.has_partners():
+                batch[f"partner_{name}"] = values[:, 1, 0]
+                values = values[:, 0]
+            batch[name] = values[:, 0]
         return batch
 
     def augment(self, batch: Batch, epoch: int) -> Batch:
@@ -115,8 +118,10 @@ def baseline_loss(store: Store, split: str) -> float:
     target = store.arrays["target"].rows()[first:last]
     fractions = np.array(store.facts["counts"]) / store.facts["images"]
     if store.facts["multilabel"]:
-        return float(-np.log(np.where(target, fractions, 1 - fractions).clip(1e-9)).mean())
-    return float(-np.log(fractions[target]).mean())
+        likelihood = np.where(target, fractions, 1 - fractions).clip(1e-9)
+    else:
+        likelihood = fractions[target]
+    return float(-np.log(likelihood).mean())
 
 
 SHAPES = ("circle", "square", "diamond", "ring", "cross")
@@ -132,26 +137,30 @@ def _draw_shapes(count: int, size: int) -> tuple[np.ndarray, np.ndarray]:
     y = abs(grid[:, None] - center[0]) / radius
     x = abs(grid - center[1]) / radius
     distance = np.hypot(x, y)
-    masks = [
-        distance < 1,
-        np.maximum(x, y) < 0.9,
-        x + y < 1.2,
-        (distance < 1) & (distance > 0.6),
-        (np.minimum(x, y) < 0.3) & (np.maximum(x, y) < 1),
-    ]
+    longer = np.maximum(x, y)
+    shorter = np.minimum(x, y)
+    circle = distance < 1
+    square = longer < 0.9
+    diamond = x + y < 1.2
+    ring = circle & (distance > 0.6)
+    cross = (shorter < 0.3) & (longer < 1)
+    masks = [circle, square, diamond, ring, cross]  # as in SHAPES
     inside = np.choose(target[:, None, None], masks)[..., None]
     bright = random.uniform(140, 240, (count, 1, 1, 3))
     dark = random.uniform(20, 120, (count, 1, 1, 3))
     noise = random.normal(0, 20, (count, size, size, 3))
-    return (np.where(inside, bright, dark) + noise).clip(0, 255).astype(np.uint8), target
+    images = np.where(inside, bright, dark) + noise
+    return images.clip(0, 255).astype(np.uint8), target
 
 
 def synthesize(folder: Path, settings: Settings) -> None:
     """Write 5,000 images of five shapes, which are always the same."""
     images, target = _draw_shapes(5_000, 32)
     names = [str(number) for number in range(len(images))]
-    source = Source(names, list(images), [[SHAPES[number]] for number in target])
-    splits = split_images(source, lambda count: split_sizes("0.8,0.1,0.1", count), seed=0)
+    labels = [[SHAPES[number]] for number in target]
+    source = Source(names, list(images), labels)
+    splits = split_images(source, "0.8,0.1,0.1", seed=0)
+    facts = describe(source, splits["train"], [32, 32, 3], "crop")
     with StoreWriter(folder, WORKLOAD) as writer:
-        write(writer, source, splits, describe(source, splits["train"], [32, 32, 3], "crop"))
+        ImageWriter(writer, source, facts, flags={}).write(splits)
         writer.source = {"kind": "synthetic"}

@@ -52,13 +52,11 @@ def examples(batch: Batch, predictions: Batch, project: Project) -> dict[str, Fi
 
 def before_training(project: Project) -> dict[str, Figure | str]:
     """Show what the augmentation makes of the first training images, in the first epochs."""
-    original = first_images(project, epoch=0, training=False)
-    rows = [original]
+    images = list(first_images(project, epoch=0, training=False))
     titles = ["original"] * CHANGED
     for epoch in range(EPOCHS):
-        rows.append(first_images(project, epoch, training=True))
+        images += first_images(project, epoch, training=True)
         titles += [f"epoch {epoch + 1}"] * CHANGED
-    images = [image for row in rows for image in row]
     return {"augmentation": sheet(images, titles)}
 
 

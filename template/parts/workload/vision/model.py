@@ -36,7 +36,8 @@ class ConvGroup(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = functional.max_pool2d(self.conv1(x), 2)
         x = functional.gelu(self.norm1(x))
-        return functional.gelu(self.norm2(self.conv2(x)))
+        x = self.norm2(self.conv2(x))
+        return functional.gelu(x)
 
 
 class Network(nn.Module):
@@ -56,20 +57,23 @@ class Network(nn.Module):
         self.stem = nn.Conv2d(channels, widths[0], 2)
         self.stem.weight.requires_grad_(False)
         self.stem.weight.copy_(whitening(facts))
-        self.groups = nn.Sequential(*map(ConvGroup, widths, widths[1:]))
+        groups = map(ConvGroup, widths, widths[1:])
+        self.groups = nn.Sequential(*groups)
         self.head = nn.Linear(widths[-1], len(facts["classes"]))
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.groups(functional.gelu(self.stem(x)))
+        x = functional.gelu(self.stem(x))
+        x = self.groups(x)
         return self.head(x.amax((2, 3)))
 
 
 def whitening(facts: dict[str, Any]) -> Tensor:
     """Return the filters (8 · C, C, 2, 2) that make the channels of a patch uncorrelated."""
     std = torch.tensor(facts["std"], dtype=torch.float64).repeat_interleave(4)
-    covariance = torch.tensor(facts["whitening"], dtype=torch.float64) / std / std[:, None]
-    values, vectors = torch.linalg.eigh(covariance)
-    filters = (vectors / (values + 5e-4).sqrt()).T.reshape(-1, len(facts["std"]), 2, 2)
+    covariance = torch.tensor(facts["whitening"], dtype=torch.float64)
+    values, vectors = torch.linalg.eigh(covariance / std / std[:, None])
+    filters = vectors / (values + 5e-4).sqrt()
+    filters = filters.T.reshape(-1, len(std) // 4, 2, 2)
     return torch.cat([filters, -filters]).float()
 
 
@@ -117,7 +121,9 @@ class Classifier(nn.Module):
         target = batch["target"]
         present = batch["present"]
         total_weight = present.sum(dtype=torch.float32)
-        smoothing = self.settings.label_smoothing if self.training else 0.0
+        smoothing = 0.0
+        if self.training:
+            smoothing = self.settings.label_smoothing
         losses = self.kind.losses(logits, target, smoothing)
         if "partner_target" in batch:  # of mixup and cutmix
             others = self.kind.losses(logits, batch["partner_target"], smoothing)
@@ -180,7 +186,8 @@ class Labels:
     def hits(self, logits: Tensor, target: Tensor) -> dict[str, Tensor]:
         """Return how right each image is (B,), by the name of the metric."""
         is_right = (logits > 0) == target.bool()
-        return {"accuracy": is_right.float().mean(1), "exact_match": is_right.all(1)}
+        accuracy = is_right.float().mean(1)
+        return {"accuracy": accuracy, "exact_match": is_right.all(1)}
 
     def by_group(self, logits: Tensor, target: Tensor, present: Tensor) -> dict[str, Groups]:
         """Return counts of images by label: right ones, predicted ones, and by score."""
@@ -188,11 +195,12 @@ class Labels:
         label = torch.arange(num_labels, device=logits.device)
         label = label.repeat(len(logits))
         predicted = (logits > 0) & present[:, None]
-        right = predicted & target.bool()
+        hits = predicted & target.bool()
+        scores = sum_by_score(logits.double(), target.long(), present)
         return {
-            "hits": Groups(num_labels, label, right.flatten()),
+            "hits": Groups(num_labels, label, hits.flatten()),
             "predicted": Groups(num_labels, label, predicted.flatten()),
-            "scores": sum_by_score(logits.double(), target.long(), present),
+            "scores": scores,
         }
 
     def predict(self, logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -231,7 +239,8 @@ def build_timm(settings: Settings, facts: dict[str, Any]) -> tuple[nn.Module, Te
     mean = torch.tensor(scale["mean"]) * 255
     std = torch.tensor(scale["std"]) * 255
     if channels == 1:
-        return network, mean.mean(0, keepdim=True), std.mean(0, keepdim=True)
+        mean = mean.mean(0, keepdim=True)
+        std = std.mean(0, keepdim=True)
     return network, mean, std
 
 

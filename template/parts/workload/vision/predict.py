@@ -73,12 +73,13 @@ def write_new(path: Path, flags: dict[str, Any], trained: Store, folder: Path) -
     import numpy as np
 
     from ..engine.loading.store import StoreWriter
-    from ..prepare.images import DAMAGED, write
+    from ..prepare.images import DAMAGED, ImageWriter
     from ..prepare.sources import open_images
 
     flags = {**trained.source, **flags}
     source = open_images(path, flags, labelled=False)
     with StoreWriter(folder, trained.workload) as writer:
-        _, notes = write(writer, source, {"input": np.arange(len(source))}, trained.facts, flags)
-    for image in notes[DAMAGED]:
+        images = ImageWriter(writer, source, trained.facts, flags)
+        images.write({"input": np.arange(len(source))})
+    for image in images.notes[DAMAGED]:
         print(f"note: left out: {image}")

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import UserError
 from ..engine.runs import typed_path
-from ..prepare.splits import print_next, split_shares, split_sizes
+from ..prepare.splits import print_next, split_shares
 
 if TYPE_CHECKING:
-    from ..engine.loading.store import StoreWriter
+    from ..prepare.images import ImageWriter
 
 SHOWN = 10  # classes, and damaged images
 
@@ -60,7 +58,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def main(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     """Read all images once, in blocks, and write them split by split."""
     from ..engine.loading.store import StoreWriter, check_folder
-    from ..prepare.images import common_shape, write
+    from ..prepare.images import ImageWriter, common_shape
     from ..prepare.labels import describe, split_images
     from ..prepare.sources import open_images
     from ..settings import WORKLOAD
@@ -75,40 +73,45 @@ def main(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     source = open_images(Path(arguments.input), flags)
     if arguments.keep == "encoded" and not isinstance(source.items[0], str | bytes):
         raise UserError("arrays have no files", arguments.input, "remove --keep encoded")
-    splits = split_images(source, partial(split_sizes, arguments.split), arguments.seed)
+    splits = split_images(source, arguments.split, arguments.seed)
     shape = common_shape(source, arguments.size)
     facts = describe(source, splits["train"], shape, arguments.resize)
     with StoreWriter(folder, WORKLOAD) as writer:
-        counts, notes = write(writer, source, splits, facts, flags)
-        kept = ("image_column", "max_pixels")
-        writer.source = {"file": Path(arguments.input).name, **{name: flags[name] for name in kept}}
-        report(writer, counts, notes)
+        images = ImageWriter(writer, source, facts, flags)
+        images.write(splits)
+        writer.source = {
+            "file": Path(arguments.input).name,
+            "image_column": arguments.image_column,
+            "max_pixels": arguments.max_pixels,
+        }
+        report(images)
     print_next(folder)
 
 
-def report(writer: StoreWriter, counts: dict[str, list[int]], notes: dict[str, list[str]]) -> None:
+def report(images: ImageWriter) -> None:
     """Print a summary, with three images: wrong labels are visible."""
     from ..prepare.images import DAMAGED
     from ..prepare.labels import label_texts
     from ..prepare.sources import shown
 
+    writer = images.writer
     sizes = [f"{last - first:,} {name}" for name, (first, last) in writer.splits.items()]
     print(f"images:     {', '.join(sizes)}")
-    names = writer.appended("name")
+    names = [images.source.names[number] for number in images.written]
     shape = writer.facts["shape"]
     megabytes = math.prod(shape) * len(names) / 1e6
     print(f"pixels:     {' × '.join(map(str, shape))} × {len(names):,} = {megabytes:,.1f} MB")
     classes = writer.facts["classes"]
     parts = []
-    for name, *numbers in zip(classes[:SHOWN], *counts.values(), strict=False):
+    for name, *numbers in zip(classes[:SHOWN], *images.counts.values(), strict=False):
         parts.append(f"{name} {'/'.join(map(str, numbers))}")
     more = ", …" if len(classes) > SHOWN else ""
     print(f"classes:    {len(classes):,}: {', '.join(parts)}{more}")
     texts = label_texts(writer.appended("target"), classes)
     for row in (0, len(names) // 2, len(names) - 1):
-        print(f"image {row}: {shown(os.fsdecode(names[row]))} → {texts[row]}")
-    for what, images in notes.items():
-        if images:
+        print(f"image {row}: {shown(names[row])} → {texts[row]}")
+    for what, noted in images.notes.items():
+        if noted:
             count = SHOWN if what == DAMAGED else 3
-            examples = ", ".join(map(shown, sorted(images)[:count]))
-            print(f"note: {what}: {len(images):,}, such as {examples}")
+            examples = ", ".join(map(shown, sorted(noted)[:count]))
+            print(f"note: {what}: {len(noted):,}, such as {examples}")

@@ -5,6 +5,8 @@ Shapes: `B` rows in a batch, `K` classes, `S` levels of a score, from low to hig
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -26,15 +28,14 @@ def sum_by_class(logits: Tensor, target: Tensor, present: Tensor) -> dict[str, G
     """Return counts of rows by true class, by predicted class, by both, and by score."""
     num_classes = logits.shape[1]
     prediction = logits.argmax(1)
+    is_hit = present & (prediction == target)
+    # A class against all others. A float32 probability near 1 would have too few digits.
+    score = logits.double().softmax(1).logit()
+    is_class = functional.one_hot(target, num_classes)
     by_group = {
-        "hits": Groups(num_classes, target, present & (prediction == target)),
+        "hits": Groups(num_classes, target, is_hit),
         "predicted": Groups(num_classes, prediction, present),
-        # A class against all others. A float32 probability near 1 would have too few digits.
-        "scores": sum_by_score(
-            logits.double().softmax(1).logit(),
-            functional.one_hot(target, num_classes),
-            present,
-        ),
+        "scores": sum_by_score(score, is_class, present),
     }
     if num_classes <= MATRIX:
         pair = target * num_classes + prediction
@@ -50,10 +51,13 @@ def sum_by_score(score: Tensor, is_class: Tensor, present: Tensor) -> Groups:
     num_classes = score.shape[1]
     num_levels = min(LEVELS, ALL_LEVELS // num_classes + 2)
     score = score.nan_to_num().clamp(-LARGEST, LARGEST)
-    level = ((score / LARGEST + 1) / 2 * (num_levels - 1)).round().long()
+    fraction = (score / LARGEST + 1) / 2
+    level = (fraction * (num_levels - 1)).round().long()
     first = torch.arange(num_classes, device=level.device) * num_levels
-    counts = torch.stack([is_class, 1 - is_class], 2) * present[:, None, None]
-    return Groups(num_classes * num_levels, (first + level).flatten(), counts.flatten(0, 1))
+    group = first + level
+    counts = torch.stack([is_class, 1 - is_class], 2)
+    counts = counts * present[:, None, None]
+    return Groups(num_classes * num_levels, group.flatten(), counts.flatten(0, 1))
 
 
 # --- of a whole split
@@ -66,20 +70,23 @@ def by_class(sums: Batch) -> dict[str, Tensor]:
     """
     hits = sums["hits"]
     predicted = sums["predicted"]
-    scores = sums["scores"].unflatten(0, (len(hits), -1)).flip(1)  # from high to low
-    right, wrong = scores.unbind(2)  # rows of the class, and others, (K, S) each
-    all_right, all_wrong = scores.cumsum(1).unbind(2)  # with this score or a higher one
+    scores = sums["scores"].unflatten(0, (len(hits), -1))
+    right, wrong = scores.flip(1).unbind(2)  # rows of the class, and others, from high to low
+    all_right = right.cumsum(1)  # with this score or a higher one
+    all_wrong = wrong.cumsum(1)
     rows = all_right[:, -1]
-    precision = all_right / (all_right + all_wrong).clamp(min=1)
+    others = all_wrong[:, -1]
     # A pair of rows with the same score is in the right order by half.
     ordered = (wrong * (all_right - right / 2)).sum(1)
+    precision = all_right / (all_right + all_wrong).clamp(min=1)
+    average_precision = (right * precision).sum(1) / rows
     return {
         "rows": rows.long(),
         "precision": hits / predicted.clamp(min=1),
         "recall": hits / rows,
         "F1": 2 * hits / (rows + predicted).clamp(min=1),
-        "roc_auc": ordered / (rows * all_wrong[:, -1]),
-        "pr_auc": (right * precision).sum(1) / rows,
+        "roc_auc": ordered / (rows * others),
+        "pr_auc": average_precision,
     }
 
 
@@ -89,26 +96,29 @@ def overall(sums: Batch, are_labels: bool = False) -> dict[str, float]:
     are_labels: whether a row has any number of classes.
     """
     columns = by_class(sums)
-    first = 1 if len(sums["hits"]) == 2 and not are_labels else 0
+    first = 0
     means = {}
     if not are_labels:
-        means["balanced_accuracy"] = columns["recall"].nanmean()
+        means["balanced_accuracy"] = columns["recall"].nanmean().item()
+        first = int(len(columns["rows"]) == 2)
     for name in ("roc_auc", "pr_auc"):
-        means[name] = columns[name][first:].nanmean()
-    return {name: float(value) for name, value in means.items()}
+        means[name] = columns[name][first:].nanmean().item()
+    return means
 
 
 def class_table(sums: Batch, names: list[str]) -> list[str]:
     """Return the lines of a table with the metrics of each class, and the confusion matrix."""
-    metrics = by_class(sums)
-    columns = {"class": names, **{name: values.tolist() for name, values in metrics.items()}}
+    columns: dict[str, list[Any]] = {"class": names}
+    for name, values in by_class(sums).items():
+        columns[name] = values.tolist()
     # A row with several labels is one of each class, and any row is of a class or of the others.
-    num_rows = int(sums["scores"].unflatten(0, (len(names), -1))[0].sum())
-    title = f"Classes of all {num_rows:,} rows"
-    if "matrix" in sums and len(names) <= COLUMNS:
+    scores = sums["scores"].unflatten(0, (len(names), -1))
+    title = f"Classes of all {int(scores[0].sum()):,} rows"
+    if len(names) > COLUMNS:
+        title += ", too many for a confusion matrix"
+    elif "matrix" in sums:
         matrix = sums["matrix"].long().unflatten(0, (len(names), -1))  # by true, predicted class
         for name, counts in zip(names, matrix.T.tolist(), strict=True):
             columns[f"as {name}"] = counts
-    elif len(names) > COLUMNS:
-        title += ", too many for a confusion matrix"
-    return table(title, tuple(columns), list(zip(*columns.values(), strict=True)))
+    lines = list(zip(*columns.values(), strict=True))
+    return table(title, tuple(columns), lines)

@@ -23,7 +23,8 @@ warnings.filterwarnings("ignore", module="PIL")  # damaged EXIF, which it skips
 
 def decode(item: Any, shape: Sequence[int], resize: str) -> np.ndarray:
     """Return an image of a shape (H, W, C), uint8. See `open_image` and `to_pixels`."""
-    return to_pixels(open_image(item), shape, resize)
+    image = open_image(item)
+    return to_pixels(image, shape, resize)
 
 
 def file_of(item: str | bytes) -> io.BufferedReader:
@@ -53,7 +54,8 @@ def to_pixels(image: Image.Image, shape: Sequence[int], resize: str) -> np.ndarr
         image = to_bytes(image)
     if image.has_transparency_data:
         image = image.convert("RGBA")
-        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+        white = Image.new("RGBA", image.size, "white")
+        image = Image.alpha_composite(white, image)
     image = image.convert("L" if channels == 1 else "RGB")
     if image.size != (width, height):
         image = RESIZE[resize](image, (width, height), CUBIC)
@@ -68,4 +70,5 @@ def to_bytes(image: Image.Image) -> Image.Image:
     values = np.asarray(image)
     if image.mode == "F" or values.min() < 0 or values.max() > 0xFFFF:
         raise ValueError("its pixels have neither 8 nor 16 bits")
-    return Image.fromarray((values >> 8).astype(np.uint8))
+    grey = values >> 8
+    return Image.fromarray(grey.astype(np.uint8))

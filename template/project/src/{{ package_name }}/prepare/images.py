@@ -18,7 +18,7 @@ import hashlib
 import math
 import os
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -42,8 +42,6 @@ FRAMES = "images with several frames, of which only the first one counts"
 DEEP = "images of 16 bits, which become 8: stretch dark ones to 16 bits before"
 DAMAGED = "damaged images left out"
 Facts = dict[str, Any]
-Notes = dict[str, list[str]]
-"""Images, by what is said about them."""
 
 
 def common_shape(source: Source, size: int) -> list[int]:
@@ -53,69 +51,20 @@ def common_shape(source: Source, size: int) -> list[int]:
     """
     sides = []
     modes = set()
-    for number in np.linspace(0, len(source) - 1, min(len(source), SAMPLE)).astype(int):
-        with suppress(Exception):  # `decoded` reports it
+    count = min(len(source), SAMPLE)
+    for number in np.linspace(0, len(source) - 1, count, dtype=int):
+        with suppress(Exception):  # `read` reports it
             image = open_image(source.items[number])
             sides.append(min(image.size))
             modes.add(image.mode)
     channels = 1 if modes <= GREY else 3
-    if size == 0 and isinstance(source.items[0], np.ndarray):
+    if size:
+        return [size, size, channels]
+    if isinstance(source.items[0], np.ndarray):
         return [*source.items[0].shape[:2], channels]
-    size = size or min(int(np.median(sides or [224])), 224)
+    median = int(np.median(sides or [224]))
+    size = min(median, 224)
     return [size, size, channels]
-
-
-# --- reading
-
-
-def decoded(
-    source: Source, numbers: np.ndarray, facts: Facts, flags: dict[str, Any], notes: Notes
-) -> Iterator[tuple[Sequence[int], np.ndarray, Sequence[Any]]]:
-    """Yield blocks of images: their numbers, their pixels (n, H, W, C), and what was decoded.
-
-    Threads decode them: Pillow lets other threads run, so 2 of them are as fast as 2 processes.
-    """
-
-    def read(number: int) -> tuple[int, np.ndarray, Any] | None:
-        return read_image(source, number, facts, flags, notes)
-
-    size = max(1, BLOCK_BYTES // math.prod(facts["shape"]))
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for start in tqdm(range(0, len(numbers), size), "decoding", leave=False, disable=None):
-            block = [*filter(None, pool.map(read, numbers[start : start + size].tolist()))]
-            if block:
-                kept, images, items = zip(*block, strict=True)
-                yield kept, np.stack(images), items
-
-
-def read_image(
-    source: Source, number: int, facts: Facts, flags: dict[str, Any], notes: Notes
-) -> tuple[int, np.ndarray, Any] | None:
-    """Return the number of an image, its pixels (H, W, C), and what was decoded.
-
-    Raises `UserError` for a damaged image; with `--skip-damaged`, return None.
-    """
-    item = source.items[number]
-    try:
-        if flags.get("keep") == "encoded":
-            item = file_of(item).read()
-        image = open_image(item)
-        size = f"an image of {image.width:,} × {image.height:,} pixels"
-        if image.width * image.height > flags.get("max_pixels", math.inf):
-            raise ValueError(f"{size}, more than --max-pixels")
-        if min(image.size) < 2:
-            raise ValueError(size)
-        if getattr(image, "is_animated", False) and image.format != "MPO":
-            notes[FRAMES].append(source.names[number])
-        if image.mode[0] == "I":
-            notes[DEEP].append(source.names[number])
-        return number, to_pixels(image, facts["shape"], facts["resize"]), item
-    except Exception as error:  # Pillow raises any class for a damaged file
-        what = damage(error, item, shown(source.names[number]))
-        if not flags.get("skip_damaged"):
-            raise UserError(what, "", "replace or remove it, or add --skip-damaged") from error
-        notes[DAMAGED].append(what)
-        return None
 
 
 def damage(error: Exception, item: Any, name: str) -> str:
@@ -132,150 +81,181 @@ def damage(error: Exception, item: Any, name: str) -> str:
     return f"cannot read the image ({reason}): {name}"
 
 
-# --- writing
+class Moments:
+    """Adds up vectors of pixels, for their mean and their covariance. All sums are exact."""
+
+    def __init__(self, size: int):
+        self.count = 0
+        self.total = np.zeros(size)
+        self.products = np.zeros((size, size))
+
+    def add(self, vectors: np.ndarray) -> None:
+        """Add vectors (n, size)."""
+        vectors = vectors.astype(np.float64)
+        self.count += len(vectors)
+        self.total += np.ones(len(vectors)) @ vectors  # 6 times as fast as `sum`
+        self.products += vectors.T @ vectors
+
+    def mean(self) -> np.ndarray:
+        return self.total / self.count
+
+    def covariance(self) -> np.ndarray:
+        mean = self.mean()
+        return self.products / self.count - np.outer(mean, mean)
 
 
-class Pixels:
-    """Adds up the training pixels: for their scale, and for the covariance of their patches."""
+class ImageWriter:
+    """Decodes the images of a source and writes them, split by split."""
 
-    def __init__(self, channels: int):
-        self.histogram = np.zeros((channels, 256), np.int64)
-        self.images = 0
-        self.patches = 0
-        self.total = np.zeros(4 * channels)
-        self.products = np.zeros((4 * channels, 4 * channels))
+    def __init__(self, writer: StoreWriter, source: Source, facts: Facts, flags: dict[str, Any]):
+        """flags: keep, max_pixels and skip_damaged of the command."""
+        self.writer = writer
+        self.source = source
+        self.facts = facts
+        self.flags = flags
+        self.keeps_files = flags.get("keep") == "encoded"
+        channels = facts["shape"][2]
+        self.pixels = Moments(channels)  # of training images
+        self.patches = Moments(4 * channels)
+        self.written: list[int] = []  # numbers of images
+        self.num_bytes = 0  # of the files so far
+        self.counts: dict[str, list[int]] = {}  # images of each class, by split
+        self.notes: dict[str, list[str]] = defaultdict(list, source.left_out)
+        for what in (FRAMES, DEEP, DAMAGED):  # the order in which they are printed
+            self.notes[what] = []
+        self.first_of: dict[bytes, tuple[int, str]] = {}  # image and split, by a hash of pixels
 
-    def add(self, images: np.ndarray) -> None:
-        """Add images (n, H, W, C)."""
-        for counts, channel in zip(self.histogram, np.moveaxis(images, 3, 0), strict=True):
-            counts += np.bincount(channel.ravel(), minlength=256)
-        step = 1 + images.shape[1] // 64  # a part of the patches of large images is enough
-        for image in images[: max(0, WHITENED - self.images)]:
+    def write(self, splits: Splits) -> None:
+        """Write the images of each split, and the metadata."""
+        for split, numbers in splits.items():
+            first = len(self.written)
+            for number, image, item in self.decoded(numbers):
+                if self.keeps_files:
+                    self.write_file(item)
+                else:
+                    self.writer.append("image", image[None])
+                if split == "train":
+                    self.measure(image)
+                self.written.append(number)
+                if self.source.labels:
+                    self.note_copy(number, image, split)
+            self.writer.splits[split] = [first, len(self.written)]
+            if self.source.labels:
+                self.counts[split] = self.write_labels(self.written[first:])
+
+        if not self.written:
+            raise UserError("no image can be read", "--input", "check the files")
+        names = [os.fsencode(self.source.names[number]) for number in self.written]
+        self.writer.append("name", np.array(names))
+        if "train" in splits:
+            self.add_training_facts()
+        self.writer.facts = self.facts
+
+    def decoded(self, numbers: np.ndarray) -> Iterator[tuple[int, np.ndarray, Any]]:
+        """Yield what `read` returns for these images, without those that are left out.
+
+        Threads decode them: Pillow lets other threads run, so 2 of them are as fast as 2 processes.
+        """
+        size = max(1, BLOCK_BYTES // math.prod(self.facts["shape"]))
+        starts = range(0, len(numbers), size)
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            for start in tqdm(starts, "decoding", leave=False, disable=None):
+                block = numbers[start : start + size].tolist()
+                yield from filter(None, pool.map(self.read, block))
+
+    def read(self, number: int) -> tuple[int, np.ndarray, Any] | None:
+        """Return the number of an image, its pixels (H, W, C), and what was decoded.
+
+        Raises `UserError` for a damaged image; with `--skip-damaged`, return None.
+        """
+        item = self.source.items[number]
+        name = self.source.names[number]
+        try:
+            if self.keeps_files:
+                item = file_of(item).read()
+            image = open_image(item)
+            size = f"an image of {image.width:,} × {image.height:,} pixels"
+            if image.width * image.height > self.flags.get("max_pixels", math.inf):
+                raise ValueError(f"{size}, more than --max-pixels")
+            if min(image.size) < 2:
+                raise ValueError(size)
+            if getattr(image, "is_animated", False) and image.format != "MPO":
+                self.notes[FRAMES].append(name)
+            if image.mode[0] == "I":
+                self.notes[DEEP].append(name)
+            pixels = to_pixels(image, self.facts["shape"], self.facts["resize"])
+            return number, pixels, item
+        except Exception as error:  # Pillow raises any class for a damaged file
+            what = damage(error, item, shown(name))
+            if not self.flags.get("skip_damaged"):
+                raise UserError(what, "", "replace or remove it, or add --skip-damaged") from error
+            self.notes[DAMAGED].append(what)
+            return None
+
+    def write_file(self, content: bytes) -> None:
+        """Write the content of a file behind the others, and where it ends."""
+        if self.num_bytes == 0:
+            self.writer.append("offset", np.zeros(1, np.int64))
+        self.num_bytes += len(content)
+        self.writer.append("offset", np.array([self.num_bytes]))
+        self.writer.append("bytes", np.frombuffer(content, np.uint8))
+
+    def measure(self, image: np.ndarray) -> None:
+        """Add the pixels and the patches of a training image (H, W, C)."""
+        channels = image.shape[2]
+        self.pixels.add(image.reshape(-1, channels))
+        if len(self.written) < WHITENED:
             # Each patch is (C, 2, 2), as in the weights of a convolution.
             windows = np.lib.stride_tricks.sliding_window_view(image, (2, 2), (0, 1))
-            patches = windows[::step, ::step].reshape(-1, len(self.total)).astype(np.float64)
-            self.patches += len(patches)
-            self.total += patches.sum(0)
-            self.products += patches.T @ patches
-        self.images += len(images)
+            step = 1 + len(image) // 64  # a part of the patches of large images is enough
+            patches = windows[::step, ::step].reshape(-1, 4 * channels)
+            self.patches.add(patches)
 
-    def facts(self) -> Facts:
-        """Return the mean and standard deviation of each channel, and the covariance of patches."""
-        values = np.arange(256)
-        count = self.histogram.sum(1)
-        mean = self.histogram @ values / count
-        variance = self.histogram @ values**2 / count - mean**2
-        mean_patch = self.total / self.patches
-        covariance = self.products / self.patches - np.outer(mean_patch, mean_patch)
-        return {
-            "mean": mean.tolist(),
-            "std": np.sqrt(variance).clip(1).tolist(),
-            "whitening": covariance.tolist(),
-        }
-
-
-def write(
-    writer: StoreWriter,
-    source: Source,
-    splits: Splits,
-    facts: Facts,
-    flags: dict[str, Any] | None = None,
-) -> tuple[dict[str, list[int]], Notes]:
-    """Write the images of each split; add what follows from the training images to `facts`.
-
-    flags: keep, max_pixels and skip_damaged of the command. Returns how many images of each class
-    each split has, and what is to be said about some images.
-    """
-    flags = flags or {}
-    notes: Notes = defaultdict(list, source.left_out)
-    pixels = Pixels(facts["shape"][2])
-    first_of: dict[bytes, Any] = {}
-    counts = {}
-    kept: list[int] = []
-    for split, numbers in splits.items():
-        first = len(kept)
-        for block, images, items in decoded(source, numbers, facts, flags, notes):
-            if flags.get("keep") == "encoded":
-                append_files(writer, items)
-            else:
-                writer.append("image", images)
-            if split == "train":
-                pixels.add(images)
-            names = [source.names[number] for number in block]
-            labels = [source.labels[number] if source.labels else [] for number in block]
-            note_copies(images, names, labels, split, first_of, notes)
-            kept += block
-        writer.splits[split] = [first, len(kept)]
-        if source.labels:
-            labels = [source.labels[number] for number in kept[first:]]
-            counts[split] = append_labels(writer, labels, facts)
-
-    if not kept:
-        raise UserError("no image can be read", "--input", "check the files")
-    writer.append("name", np.array([os.fsencode(source.names[number]) for number in kept]))
-    if "train" in splits:
-        add_training_facts(facts, pixels, counts["train"])
-    writer.facts = facts
-    return counts, notes
-
-
-def add_training_facts(facts: Facts, pixels: Pixels, counts: list[int]) -> None:
-    """Add what follows from the training images. Raises `UserError` for a class without one."""
-    if 0 in counts:
-        name = facts["classes"][counts.index(0)]
-        raise UserError("no training image can be read", f"class '{name}'", "check the files")
-    facts |= {**pixels.facts(), "counts": counts, "images": pixels.images}
-
-
-def append_files(writer: StoreWriter, files: Sequence[bytes]) -> None:
-    """Write the contents of files behind each other, and where each one ends."""
-    if "offset" not in writer.arrays:
-        writer.append("offset", np.zeros(1, np.int64))
-    last = writer.appended("offset")[-1]
-    writer.append("offset", last + np.cumsum([len(file) for file in files]))
-    writer.append("bytes", np.frombuffer(b"".join(files), np.uint8))
-
-
-def append_labels(writer: StoreWriter, labels: list[list[str]], facts: Facts) -> list[int]:
-    """Write the labels of images; return how many images each class has."""
-    number_of = {name: number for number, name in enumerate(facts["classes"])}
-    counts = [0] * len(number_of)
-    numbers = []
-    for names in labels:
-        numbers.append([number_of[name] for name in names])
-        for number in numbers[-1]:
-            counts[number] += 1
-    if facts["multilabel"]:
-        present = np.zeros((len(labels), len(counts)), np.uint8)
-        for row, ones in zip(present, numbers, strict=True):
-            row[ones] = 1
-        writer.append("target", present)
-    elif labels:
-        writer.append("target", np.ravel(numbers))
-    return counts
-
-
-def note_copies(
-    images: np.ndarray,
-    names: list[str],
-    labels: list[list[str]],
-    split: str,
-    first_of: dict[bytes, Any],
-    notes: Notes,
-) -> None:
-    """Note images whose pixels an earlier one has.
-
-    first_of: name, labels and split of the first image, by the hash of its pixels.
-    """
-    for image, name, known in zip(images, names, labels, strict=True):
+    def note_copy(self, number: int, image: np.ndarray, split: str) -> None:
+        """Note an image whose pixels an earlier one has."""
         content = hashlib.blake2b(image.tobytes(), digest_size=8).digest()
-        if content not in first_of:
-            first_of[content] = (name, known, split)
-            continue
-        original, before, where = first_of[content]
+        first, where = self.first_of.setdefault(content, (number, split))
+        if first == number:
+            return
+        source = self.source
         what = "copies of another image"
         if where != split:
             what = f"images of {split} are copies of images in {where}"
-        if known != before:
+        if source.labels[first] != source.labels[number]:
             what += ", with other labels"
-        notes[what].append(f"{name} = {original}")
+        self.notes[what].append(f"{source.names[number]} = {source.names[first]}")
+
+    def write_labels(self, images: list[int]) -> list[int]:
+        """Write the labels of images; return how many images each class has."""
+        number_of = {name: number for number, name in enumerate(self.facts["classes"])}
+        numbers = []
+        for image in images:
+            numbers.append([number_of[name] for name in self.source.labels[image]])
+        target: np.ndarray
+        if self.facts["multilabel"]:
+            target = np.zeros((len(images), len(number_of)), np.uint8)
+            for row, present in zip(target, numbers, strict=True):
+                row[present] = 1
+            counts = target.sum(0)
+        else:
+            target = np.array(numbers, np.int64).ravel()
+            counts = np.bincount(target, minlength=len(number_of))
+        self.writer.append("target", target)
+        return counts.tolist()
+
+    def add_training_facts(self) -> None:
+        """Add what follows from the training images. Raises `UserError` for a class without one."""
+        counts = self.counts["train"]
+        if 0 in counts:
+            name = self.facts["classes"][counts.index(0)]
+            raise UserError("no training image can be read", f"class '{name}'", "check the files")
+        mean = self.pixels.mean()
+        std = np.sqrt(self.pixels.covariance().diagonal())
+        covariance = self.patches.covariance()
+        self.facts |= {
+            "mean": mean.tolist(),
+            "std": std.clip(1).tolist(),
+            "whitening": covariance.tolist(),
+            "counts": counts,
+            "images": self.writer.splits["train"][1],
+        }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
 from typing import Any
 from unicodedata import normalize
 
@@ -11,7 +10,7 @@ import numpy as np
 
 from ..engine.errors import UserError
 from .sources import FOLDERS, Source
-from .splits import SPLITS
+from .splits import SPLITS, split_sizes
 
 Splits = dict[str, np.ndarray]  # numbers of images
 
@@ -46,8 +45,12 @@ def describe(source: Source, train: np.ndarray, shape: list[int], resize: str) -
     classes = sorted(images_of)
     if source.numbered:
         classes.sort(key=lambda name: (len(name) * name.isdecimal(), name))
-    facts = {"shape": shape, "resize": resize, "classes": classes}
-    return {**facts, "multilabel": source.multilabel}
+    return {
+        "shape": shape,
+        "resize": resize,
+        "classes": classes,
+        "multilabel": source.multilabel,
+    }
 
 
 def label_texts(targets: np.ndarray, classes: list[str]) -> list[str]:
@@ -61,27 +64,27 @@ def label_texts(targets: np.ndarray, classes: list[str]) -> list[str]:
     return texts
 
 
-def split_images(source: Source, sizes_of: Callable[[int], list[int]], seed: int) -> Splits:
+def split_images(source: Source, split: str, seed: int) -> Splits:
     """Return the images of each split, shuffled, with each class in its fraction.
 
     Splits of the source stay. If it has no validation split, training images become one.
-    sizes_of: returns how many of so many images each split has.
+    split: the text in `--split`.
     """
     given = np.array(source.splits or [""] * len(source))
     kinds = []
-    for split, labels in zip(given, source.labels, strict=True):
-        kinds.append("|".join([split, *labels]))
+    for name, labels in zip(given, source.labels, strict=True):
+        kinds.append("|".join([name, *labels]))
     group = np.arange(len(source))
     if source.groups:
-        group = np.unique(source.groups, return_inverse=True)[1]
+        _, group = np.unique(source.groups, return_inverse=True)
     order = stratified(kinds, group, seed)
     if not source.splits:
-        sizes = sizes_of(len(order))
+        sizes = split_sizes(split, len(order))
         train, validation, test = cut_between_groups(order, group, sizes)
     else:
         train, validation, test = [order[given[order] == name] for name in SPLITS]
         if not len(validation):
-            num_validation = sizes_of(len(train))[1]
+            num_validation = split_sizes(split, len(train))[1]
             sizes = [len(train) - num_validation, num_validation]
             train, validation = cut_between_groups(train, group, sizes)
     if not len(train) or not len(validation):
@@ -95,26 +98,26 @@ def stratified(kinds: list[str], group: np.ndarray, seed: int) -> np.ndarray:
 
     kinds, group: of each image (N,). A group stays together, at the place of its first image.
     """
-    kind = np.unique(kinds, return_inverse=True)[1]
-    order = np.random.default_rng(abs(seed)).permutation(len(kind))
+    _, kind, counts = np.unique(kinds, return_inverse=True, return_counts=True)
+    random = np.random.default_rng(abs(seed))
+    order = random.permutation(len(kind))
     order = order[kind[order].argsort(kind="stable")]
     ordered = kind[order]
     first = np.searchsorted(ordered, ordered)  # image of its kind
     number = np.arange(len(order)) - first
     place = np.empty(len(order))
-    place[order] = (number + 0.5) / np.bincount(ordered)[ordered]
-    first_of_group = np.unique(group, return_index=True)[1]
-    return np.lexsort((group, place[first_of_group][group]))
+    place[order] = (number + 0.5) / counts[ordered]
+    _, first_of_group = np.unique(group, return_index=True)
+    place_of_group = place[first_of_group]
+    return np.lexsort((group, place_of_group[group]))
 
 
 def cut_between_groups(order: np.ndarray, group: np.ndarray, sizes: list[int]) -> list[np.ndarray]:
     """Cut images into parts of about these sizes."""
-    borders = np.flatnonzero(np.diff(group[order], prepend=-1, append=-1))
-    parts = []
-    first = 0
+    steps = np.diff(group[order], prepend=-1, append=-1)
+    borders = np.flatnonzero(steps)
+    ends = []
     for place in np.cumsum(sizes):
         nearest = np.abs(borders - place).argmin()
-        last = borders[nearest]
-        parts.append(order[first:last])
-        first = last
-    return parts
+        ends.append(borders[nearest])
+    return np.split(order, ends)[:-1]

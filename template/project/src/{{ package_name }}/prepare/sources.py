@@ -79,18 +79,16 @@ def open_images(path: Path, flags: dict[str, Any], labelled: bool = True) -> Sou
         return from_folder(path, labelled)
     if IMAGE.search(path.name) and not labelled:
         return Source([path.name], [str(path)])
+    are_arrays = bool(idx) or path.suffix == ".npz"
+    remedy = ARRAYS_REMEDY if are_arrays else KINDS
     try:
-        if idx:
-            return from_arrays(path, {file.name: read_idx(file) for file in idx}, labelled)
-        if path.suffix == ".npz":
-            with np.load(path) as arrays:
-                return from_arrays(path, dict(arrays), labelled)
+        if are_arrays:
+            return from_arrays(path, read_arrays(path, idx), labelled)
         return from_table(path, read_table(path), flags, labelled)
     except UserError:
         raise
     except Exception as error:  # NumPy, pyarrow, zipfile and zlib raise classes of their own
         what = f"cannot read the file ({error})".partition("\n")[0]
-        remedy = ARRAYS_REMEDY if idx or path.suffix == ".npz" else KINDS
         raise UserError(what, str(path), remedy) from error
 
 
@@ -104,31 +102,37 @@ def from_folder(path: Path, labelled: bool) -> Source:
     them.
     """
     names, others = find_images(path)
-    places = [name.split(os.sep)[:-1] for name in names]
-    split_of = {place[0]: SPLIT_OF.get(place[0].lower(), "") for place in places if place}
-    found = set(split_of.values())
+    if not names:
+        what = f"no images, by the endings of {len(others):,} files"
+        raise UserError(what, str(path), FOLDERS if labelled else KINDS)
+    if not labelled:
+        items = [os.path.join(path, name) for name in names]
+        return Source(names, items)
+
+    tops = {name.partition(os.sep)[0] for name in names if os.sep in name}
+    known = {SPLIT_OF.get(top.lower()) for top in tops}
     # A folder `train` among those of other vehicles is a class.
-    depth = 1 if "" not in found or len(found) > 2 else 0
-    if depth == 0 and len(found) > 1:
+    has_splits = None not in known or len(known) > 2
+    if not has_splits and len(known) > 1:
         print("note: the folders are classes, also that of a split: give only splits, to use them")
     source = Source([], [], numbered=False)
     outside = []
-    for name, place in zip(names, places, strict=True):
-        if labelled:
-            splits = [split_of[folder] for folder in place[:depth]]
-            if len(place) <= depth or "" in splits:
-                outside.append(name)
-                continue
-            source.labels.append([place[depth]])
-            source.splits += splits
+    for name in names:
+        *folders, _ = name.split(os.sep)
+        split = ""
+        if has_splits and folders:
+            split = SPLIT_OF.get(folders.pop(0).lower(), "")
+        if not folders or (has_splits and not split):
+            outside.append(name)
+            continue
         source.names.append(name)
         source.items.append(os.path.join(path, name))
+        source.labels.append(folders[:1])
+        if has_splits:
+            source.splits.append(split)
     source.left_out = {OTHERS: others, OUTSIDE: outside}
     if not len(source):
-        what = f"no images, by the endings of {len(others):,} files"
-        if outside:
-            what = "no folder with the images of a class"
-        raise UserError(what, str(path), FOLDERS if labelled else KINDS)
+        raise UserError("no folder with the images of a class", str(path), FOLDERS)
     return source
 
 
@@ -142,13 +146,13 @@ def find_images(path: Path) -> tuple[list[str], list[str]]:
     others: list[str] = []
     for folder, folders, files in os.walk(path, onerror=refuse, followlinks=True):
         folders[:] = sorted(name for name in folders if name[0] != ".")
-        inside = os.path.relpath(folder, path)
-        if inside.count(os.sep) > 20:
+        inside = Path(folder).relative_to(path)
+        if len(inside.parts) > 21:
             raise UserError("folders within folders without end", folder, "remove a link")
         for name in sorted(files):
             if name[0] != ".":
                 found = images if IMAGE.search(name) else others
-                found.append(os.path.normpath(os.path.join(inside, name)))
+                found.append(str(inside / name))
     return images, others
 
 
@@ -163,19 +167,23 @@ def read_table(path: Path) -> Columns:
 
         return parquet.read_table(path).to_pydict()
 
-    text = io.TextIOWrapper(content, "utf-8-sig", newline="").read()
+    text = content.read().decode("utf-8-sig")
     delimiter = max(",;\t|", key=text.partition("\n")[0].count)
-    rows = [row for row in csv.reader(io.StringIO(text), delimiter=delimiter, strict=True) if row]
-    if rows and any(map(IMAGE.search, rows[0])):
-        remedy = "add a line with the names of the columns, such as file,label"
-        raise UserError("the first line is no header", str(path), remedy)
+    lines = csv.reader(io.StringIO(text), delimiter=delimiter, strict=True)
+    rows = [line for line in lines if line]
     if not rows:
         raise ValueError("it is empty")
+    if any(map(IMAGE.search, rows[0])):
+        remedy = "add a line with the names of the columns, such as file,label"
+        raise UserError("the first line is no header", str(path), remedy)
     columns: Columns = {}
     for place, (name, *cells) in enumerate(zip_longest(*rows, fillvalue="")):
         name = name.strip()
         # The first column may be an index without a name; the last ones may be empty.
-        if name in columns if name else place and any(cells):
+        lacks_name = place > 0 and not name
+        if lacks_name and not any(cells):
+            continue
+        if lacks_name or name in columns:
             remedy = f"name each column once, and quote cells that have a {delimiter}"
             raise UserError("a column without a name of its own", str(path), remedy)
         columns[name] = [cell.strip() for cell in cells]
@@ -195,21 +203,24 @@ def from_table(path: Path, columns: Columns, flags: dict[str, Any], labelled: bo
         return columns[name]
 
     group = flags.get("group")
-    split_column = next((name for name in columns if name.lower() == "split"), None)
-    usual = [name for name in columns if name not in (split_column, group, "")] or [""]
-    image = flags["image_column"] or usual[0]
+    split_column = next((name for name in columns if name.lower() == "split"), "")
+    usual = [name for name in columns if name not in (split_column, group, "")]
+    image = flags["image_column"] or next(iter(usual), "")
     source = with_files(path, chosen(image), flags)
-    if labelled:
-        others = [name for name in usual if name != image]
-        label = flags["label_column"] or label_column(others, path)
-        source.left_out[UNUSED] = [name for name in others if name != label]
-        add_labels(source, chosen(label), path, flags["separator"])
-        for row, cell in enumerate(chosen(group) if group else [], 1):
+    if not labelled:
+        return source
+    others = [name for name in usual if name != image]
+    label = flags["label_column"] or label_column(others, path)
+    source.left_out[UNUSED] = [name for name in others if name != label]
+    add_labels(source, chosen(label), path, flags["separator"])
+    if group:
+        for row, cell in enumerate(chosen(group), 1):
             if cell in (None, ""):
                 where = f"{path}, row {row}, column '{group}'"
                 raise UserError("the group is missing", where, "fill it in, or remove the row")
             source.groups.append(str(cell))
-        for row, cell in enumerate(columns[split_column] if split_column else [], 1):
+    if split_column:
+        for row, cell in enumerate(columns[split_column], 1):
             split = SPLIT_OF.get(str(cell).lower())
             if not split:
                 where = f"{path}, row {row}, column '{split_column}'"
@@ -342,12 +353,13 @@ def from_arrays(path: Path, arrays: dict[str, np.ndarray], labelled: bool) -> So
 def as_pixels(images: np.ndarray, where: str) -> np.ndarray:
     """Return images (N, H, W) or (N, H, W, C) as uint8. Raises `UserError` for other arrays."""
     shape = images.shape
-    if images.ndim not in (3, 4) or (images.ndim == 4 and shape[3] not in (1, 3, 4)):
+    if images.ndim < 3 or shape[3:] not in ((), (1,), (3,), (4,)):
         remedy = "write (N, height, width) or (N, height, width, channels)"
         if images.ndim == 4 and shape[1] in (1, 3, 4):
             remedy = "write channels last: numpy.moveaxis(images, 1, -1)"
         raise UserError(f"an array of shape {shape}", where, remedy)
-    if images.dtype.kind not in "iu" or images.min(initial=0) < 0 or images.max(initial=0) > 255:
+    is_whole = images.dtype.kind in "iu"
+    if not is_whole or images.min(initial=0) < 0 or images.max(initial=0) > 255:
         remedy = "write uint8 from 0 to 255: if white is 1, (255 * images).astype('uint8')"
         raise UserError(f"pixels of type {images.dtype}", where, remedy)
     if shape[3:] == (1,):
@@ -361,9 +373,17 @@ def as_cells(labels: np.ndarray) -> list[Any]:
         return labels.ravel().tolist()
     if not np.isin(labels, (0, 1)).all():
         raise ValueError("columns of labels that are neither 0 nor 1")
-    cells = [np.flatnonzero(row).tolist() for row in labels]
-    is_one_hot = all(len(cell) == 1 for cell in cells)
-    return [cell[0] for cell in cells] if is_one_hot else cells
+    if (labels.sum(1) == 1).all():
+        return labels.argmax(1).tolist()
+    return [np.flatnonzero(row).tolist() for row in labels]
+
+
+def read_arrays(path: Path, idx: list[Path]) -> dict[str, np.ndarray]:
+    """Return the arrays of IDX files or of an .npz file, by name."""
+    if idx:
+        return {file.name: read_idx(file) for file in idx}
+    with np.load(path) as arrays:
+        return dict(arrays)
 
 
 def read_idx(path: Path) -> np.ndarray:
@@ -374,4 +394,5 @@ def read_idx(path: Path) -> np.ndarray:
     if content[:3] != b"\0\0\x08":
         raise UserError("no IDX file of bytes", str(path), "copy it again")
     shape = np.frombuffer(content, ">i4", content[3], 4)
-    return np.frombuffer(content, np.uint8, offset=4 + shape.nbytes).reshape(shape)
+    pixels = np.frombuffer(content, np.uint8, offset=4 + shape.nbytes)
+    return pixels.reshape(shape)
