@@ -111,6 +111,13 @@ def images(**arrays: np.ndarray):
     return content.getvalue()
 
 
+def array(values: np.ndarray) -> bytes:
+    """An .npy file."""
+    content = io.BytesIO()
+    np.save(content, values)
+    return content.getvalue()
+
+
 def damaged_image(folder: Path) -> None:
     """A folder of two classes, one of which has a file that is no image."""
     for kind in "ab":
@@ -141,10 +148,15 @@ def cut_idx(folder: Path) -> None:
 
 PIXELS = np.zeros((8, 6, 6), np.uint8)
 KINDS = np.arange(8) % 2
+# As many labels as images, but of other splits.
+MIXED = images(x_train=PIXELS[:5], y_train=KINDS[:6], x_test=PIXELS[:4], y_test=KINDS[:3])
 IMAGES: Files = {
     "text": ("no zip", "cannot read the images ("),
-    "alone.npz": (images(x=PIXELS), "8 images and 0 classes: alone.npz"),
-    "fewer.npz": (images(x=PIXELS, y=KINDS[:6]), "8 images and 2 classes: fewer.npz"),
+    "cut.npz": (images(x=PIXELS, y=KINDS)[:200], "cannot read the images ("),
+    "array.npy": (array(PIXELS), "cannot read the images ("),
+    "alone.npz": (images(x=PIXELS), "8 images and 0 labels of train"),
+    "fewer.npz": (images(x=PIXELS, y=KINDS[:6]), "8 images and 6 labels of train"),
+    "mixed.npz": (MIXED, "5 images and 6 labels of train"),
     "one.npz": (images(x=PIXELS, y=0 * KINDS), "8 images and 1 classes: one.npz"),
     "floats.npz": (images(x=PIXELS / 1.0, y=KINDS), "array x is no (N, H, W) or (N, H"),
     "first.npz": (images(x=np.stack([PIXELS] * 3, 1), y=KINDS), "array x is no (N, H, W) or"),

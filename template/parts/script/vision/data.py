@@ -30,10 +30,10 @@ def read_source(path: Path) -> Source:
             source = read_folder(path)
         else:
             source = read_arrays(np.load(path))
-    except (OSError, ValueError, EOFError) as error:
+    except Exception as error:  # a damaged file may raise any error
         raise UserError(f"cannot read the images ({error}): {path}: check --data") from None
     num_classes = len(set(source.labels))
-    if num_classes < 2 or len(source.labels) != len(source.items):
+    if num_classes < 2:
         raise UserError(
             f"{len(source.items)} images and {num_classes} classes: {path}: give a folder with a "
             "folder for each class, or arrays x (N, H, W, C) and y (N,)"
@@ -79,8 +79,11 @@ def read_arrays(arrays: Any) -> Source:
     has_splits = len(images) > 1
     source = Source([], [], [])
     for split, values in images.items():
+        of_split = labels.get(split, [])
+        if len(of_split) != len(values):
+            raise ValueError(f"{len(values)} images and {len(of_split)} labels of {split}")
         source.items += list(values)
-        source.labels += labels.get(split, [])
+        source.labels += of_split
         source.splits += [split if has_splits else ""] * len(values)
     return source
 

@@ -164,7 +164,9 @@ def resample(image: Tensor, y: Tensor, x: Tensor) -> Tensor:
 
 def resample_in_cache(image: Tensor, y: Tensor, x: Tensor, count: int) -> Tensor:
     """Do the same for `count` images at a time: 1.4 times as fast on a CPU with 224 × 224."""
-    result = torch.empty(*image.shape[:2], y.shape[1], x.shape[1])
+    height = y.shape[1]
+    width = x.shape[1]
+    result = torch.empty(*image.shape[:2], height, width)
     for first in range(0, len(image), count):
         part = slice(first, first + count)
         result[part] = resample(image[part], y[part], x[part])
