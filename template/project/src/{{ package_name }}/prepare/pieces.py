@@ -5,6 +5,7 @@ A piece is a series, or a part of it between two gaps that are longer than `--ma
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -77,15 +78,14 @@ def borders_by_time(panel: Panel, sizes: list[int]) -> np.ndarray:
 
 def time_of(panel: Panel, num_rows: int) -> int:
     """Return the time before which so many rows with targets are, found without sorting them."""
-    low = int(panel.times.min())
-    high = int(panel.times.max()) + 1
-    while low < high:
-        middle = (low + high) // 2
-        if (rows_before(panel, middle + 1) - panel.firsts).sum() <= num_rows:
-            low = middle + 1
-        else:
-            high = middle
-    return low
+    first = int(panel.times.min())
+    times = range(first, int(panel.times.max()) + 1)
+
+    def count(time: int) -> int:
+        rows = rows_before(panel, time + 1) - panel.firsts
+        return int(rows.sum())
+
+    return first + bisect_right(times, num_rows, key=count)
 
 
 def rows_before(panel: Panel, time: int) -> np.ndarray:
@@ -97,7 +97,8 @@ def rows_before(panel: Panel, time: int) -> np.ndarray:
     high = panel.ends.copy()
     while (low < high).any():
         middle = (low + high) // 2
-        is_before = (low < high) & (panel.times[np.minimum(middle, len(panel.times) - 1)] < time)
+        times = panel.times[np.minimum(middle, len(panel.times) - 1)]
+        is_before = (low < high) & (times < time)
         low = np.where(is_before, middle + 1, low)
         high = np.where(is_before, high, middle)
     return low
@@ -135,11 +136,9 @@ def first_targets(
     else:
         lasts = np.minimum(pieces[:, 4], pieces[:, 5] - horizon)
     if split == "future":
-        has_future = pieces[:, 5] > pieces[:, 4]
-        lasts = np.where(has_future, lasts, -1)
         firsts = np.maximum(firsts, pieces[:, 4])
     counts = np.maximum(lasts - firsts + stride, 0) // stride
-    return np.maximum(lasts - (counts - 1) * stride, 0), counts
+    return lasts - (counts - 1) * stride, counts
 
 
 def count_windows(pieces: np.ndarray, keys: Sequence[str], windows: Windows) -> list[str]:

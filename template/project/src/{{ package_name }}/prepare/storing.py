@@ -18,7 +18,8 @@ def write_panel(writer: StoreWriter, panel: Panel, borders: np.ndarray, windows:
     roles = replace(panel.roles, texts=trained_texts(panel, borders))
     of_series, scale = measure(panel, borders, windows.history)
     is_trained = borders[:, 1] > borders[:, 0]
-    numbers = np.where(is_trained, np.arange(len(is_trained)), len(is_trained))
+    num_series = len(panel.keys)
+    numbers = np.where(is_trained, np.arange(num_series), num_series)
     static = panel.static[is_trained].astype(np.float64)
     static_mean = static.mean(0)
     static_std = usable(static.std(0), static_mean)
@@ -57,6 +58,8 @@ def write_series(
     if panel.roles.static:
         writer.append("static", panel.static)
     writer.append("scale", scales.astype(panel.values.dtype))
-    ends = np.cumsum(np.diff(borders, axis=1).sum(0)).tolist()
-    for name, first, end in zip(SPLITS, [0, *ends], ends, strict=False):
-        writer.splits[name] = [first, end]
+    sizes = np.diff(borders, axis=1).sum(0).tolist()
+    first = 0
+    for name, size in zip(SPLITS, sizes, strict=True):
+        writer.splits[name] = [first, first + size]
+        first += size
