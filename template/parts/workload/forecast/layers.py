@@ -26,8 +26,13 @@ class Mixer(nn.Module):
         self.input = nn.Linear(inputs, width)
         self.layers = nn.ModuleList()
         for _ in range(depth):
-            layers = [nn.LayerNorm(width), nn.Linear(width, width), nn.GELU()]
-            self.layers.append(nn.Sequential(*layers, nn.Linear(width, width)))
+            layer = nn.Sequential(
+                nn.LayerNorm(width),
+                nn.Linear(width, width),
+                nn.GELU(),
+                nn.Linear(width, width),
+            )
+            self.layers.append(layer)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return hidden units (B, width) for x (B, inputs)."""
@@ -40,14 +45,12 @@ class Mixer(nn.Module):
 class Columns(nn.Module):
     """Turns the codes of texts into columns of zeros and ones, and keeps all other columns."""
 
-    numbers: Tensor  # places of the columns of numbers
-    ranks: Tensor  # (C, codes): the place of a text's column, 0 for a text that is not in training
-
     def __init__(self, names: list[str], texts: dict[str, dict[str, int]]):
         """texts: the codes, from 1, of the texts in training, by column."""
         super().__init__()
         self.texts: dict[int, int] = {}  # how many there are, by place
-        numbers = []
+        numbers = []  # places of the columns of numbers
+        # The place of a text's column (C, codes); 0 for a text that is not in training.
         ranks = torch.zeros(len(names), MOST_TEXTS + 1, dtype=torch.int64)
         for place, name in enumerate(names):
             if name in texts:
@@ -56,9 +59,9 @@ class Columns(nn.Module):
                 self.texts[place] = len(codes)
             else:
                 numbers.append(place)
-        self.register_buffer("numbers", torch.tensor(numbers, dtype=torch.int64), persistent=False)
-        self.register_buffer("ranks", ranks, persistent=False)
-        self.width = len(numbers) + sum(size + 1 for size in self.texts.values())
+        self.numbers = nn.Buffer(torch.tensor(numbers, dtype=torch.int64), persistent=False)
+        self.ranks = nn.Buffer(ranks, persistent=False)
+        self.width = len(numbers) + len(self.texts) + sum(self.texts.values())
 
     def forward(self, scaled: Tensor, values: Tensor) -> Tensor:
         """Return (…, width) for standardized and original values (B, …, C)."""
@@ -88,31 +91,31 @@ class Quantiles(nn.Module):
     on the validation split (conformal prediction, Romano et al. 2019).
     """
 
-    levels: Tensor  # (Q,), ascending
-    widths: Tensor  # (Q,)
-
     def __init__(self, text: str):
         super().__init__()
         levels = read_levels(text)
         self.names = [f"q{level:g}" for level in levels]
         self.middle = levels.index(0.5)
-        self.register_buffer("levels", torch.tensor(levels), persistent=False)
-        self.register_buffer("widths", torch.ones(len(levels)), persistent=len(levels) > 1)
+        self.levels = nn.Buffer(torch.tensor(levels), persistent=False)  # (Q,), ascending
+        self.widths = nn.Buffer(torch.ones(len(levels)), persistent=len(levels) > 1)  # (Q,)
 
     def forward(self, median: Tensor, spreads: Sequence[Tensor]) -> Tensor:
         """Return quantiles (B, H, G, Q) of a median and Q − 1 spreads (B, H, G)."""
         if not spreads:
             return median[..., None]
+        median = median[..., None]
         steps = functional.softplus(torch.stack(list(spreads), -1))
-        below = -steps[..., : self.middle].flip(-1).cumsum(-1).flip(-1)
+        below = steps[..., : self.middle].flip(-1).cumsum(-1).flip(-1)
         above = steps[..., self.middle :].cumsum(-1)
-        distances = torch.cat([below, torch.zeros_like(median)[..., None], above], -1)
-        return median[..., None] + distances
+        distances = torch.cat([-below, torch.zeros_like(median), above], -1)
+        return median + distances
 
     def loss(self, quantiles: Tensor, target: Tensor) -> Tensor:
         """Return twice the pinball loss (B, H, G): of a median alone, it is the absolute error."""
         error = target[..., None] - quantiles
-        return 2 * torch.maximum(self.levels * error, (self.levels - 1) * error).mean(-1)
+        too_low = self.levels * error
+        too_high = (self.levels - 1) * error
+        return 2 * torch.maximum(too_low, too_high).mean(-1)
 
     def widened(self, quantiles: Tensor) -> Tensor:
         """Return the quantiles with calibrated distances from the median."""
@@ -127,9 +130,10 @@ class Quantiles(nn.Module):
         ratio = side * (target[..., None] - median) / distance
         places = (ratio.clamp(min=TINY).log2() + 8) * BINS / 16
         places = places.long().clamp(0, BINS - 1)
-        group = places + BINS * torch.arange(len(self.levels), device=places.device)
+        num_levels = len(self.levels)
+        group = places + BINS * torch.arange(num_levels, device=places.device)
         numbers = present[..., None].expand_as(group)
-        return Groups(BINS * len(self.levels), group.flatten(), numbers.flatten().float())
+        return Groups(BINS * num_levels, group.flatten(), numbers.flatten().float())
 
     def measure(self, quantiles: Tensor, target: Tensor) -> dict[str, Tensor]:
         """Return coverage and width (B, H, G) of the interval from the first to the last one."""
@@ -143,10 +147,12 @@ class Quantiles(nn.Module):
 
     def calibrate(self, histogram: Tensor) -> None:
         """Set the widths so that each quantile covers its fraction of the targets."""
-        counts = histogram.view(len(self.levels), BINS)
-        covered = counts.cumsum(1) / counts.sum(1, keepdim=True).clamp(min=1)
+        counts = histogram.view(-1, BINS)
+        totals = counts.sum(1, keepdim=True)
+        covered = counts.cumsum(1) / totals.clamp(min=1)
         wanted = torch.maximum(self.levels, 1 - self.levels).to(covered)
-        places = (covered < wanted[:, None]).sum(1).clamp(max=BINS - 1)
+        is_short = covered < wanted[:, None]
+        places = is_short.sum(1).clamp(max=BINS - 1)
         self.widths.copy_(torch.exp2((places + 0.5) * 16 / BINS - 8))
 
 
@@ -155,8 +161,9 @@ def read_levels(text: str) -> list[float]:
     levels = []
     with suppress(ValueError):
         levels = [float(part) for part in text.split(",")]
-    is_ordered = levels == sorted(set(levels)) and all(0 < level < 1 for level in levels)
-    if not is_ordered or 0.5 not in levels:
+    is_ordered = levels == sorted(set(levels))
+    is_inside = all(0 < level < 1 for level in levels)
+    if not is_ordered or not is_inside or 0.5 not in levels:
         remedy = "give ascending numbers between 0 and 1, with 0.5, such as 0.1,0.5,0.9"
         raise UserError(f"'{text}' has no quantiles", "model.quantiles", remedy)
     return levels

@@ -33,14 +33,6 @@ class Forecaster(nn.Module):
 
     calibrated = ("quantiles.widths",)  # what `calibrate` sets
 
-    targets: Tensor  # (G,) columns; for a list, each step would wait
-    known: Tensor  # columns whose future is known
-    is_known: Tensor  # (C,)
-    mean: Tensor  # (C,)
-    std: Tensor
-    static_mean: Tensor  # (K,)
-    static_std: Tensor
-
     def __init__(self, settings: Settings, facts: dict[str, Any]):
         super().__init__()
         sizes = settings.model
@@ -72,21 +64,18 @@ class Forecaster(nn.Module):
             self.embedding = nn.Embedding(self.num_series + 1, sizes.embedding)
 
     def _keep_columns(self, facts: dict[str, Any]) -> None:
-        """Keep scales and places of columns as buffers."""
-        is_known = torch.zeros(len(facts["columns"]), dtype=torch.bool)
-        is_known[facts["known"]] = True
-        places = {
-            "targets": torch.tensor(facts["targets"]),
-            "known": torch.tensor(facts["known"], dtype=torch.int64),
-            "is_known": is_known,
-            "static_mean": torch.tensor(facts["static_mean"]),
-            "static_std": torch.tensor(facts["static_std"]),
-        }
-        for name, values in places.items():
-            self.register_buffer(name, values, persistent=False)
+        """Keep scales and places of columns as buffers: for a list, each step would wait."""
+        places = range(len(facts["columns"]))
+        known = facts["known"]  # columns whose future is known
+        is_known = torch.tensor([place in known for place in places])
+        self.targets = nn.Buffer(torch.tensor(facts["targets"]), persistent=False)  # (G,)
+        self.known = nn.Buffer(torch.tensor(known, dtype=torch.int64), persistent=False)
+        self.is_known = nn.Buffer(is_known, persistent=False)  # (C,)
+        self.static_mean = nn.Buffer(torch.tensor(facts["static_mean"]), persistent=False)  # (K,)
+        self.static_std = nn.Buffer(torch.tensor(facts["static_std"]), persistent=False)
         dtype = getattr(torch, facts["dtype"])
-        self.register_buffer("mean", torch.tensor(facts["mean"], dtype=dtype))
-        self.register_buffer("std", torch.tensor(facts["std"]))
+        self.mean = nn.Buffer(torch.tensor(facts["mean"], dtype=dtype))  # (C,)
+        self.std = nn.Buffer(torch.tensor(facts["std"]))
 
     def blocks(self) -> list[nn.Module]:
         """The MLP, which is compiled and checkpointed."""

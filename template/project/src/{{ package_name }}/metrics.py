@@ -48,9 +48,11 @@ def sum_by_series(compared: Compared, series: Tensor, num_series: int) -> Groups
 def sum_by_step(compared: Compared) -> Groups:
     """Return errors and sizes (H, 2), to be added up by row of the forecast."""
     forecast, _, truth, present = compared
-    numbers = torch.stack([(forecast - truth).abs(), truth.abs()], -1)  # (B, H, G, 2)
+    error = (forecast - truth).abs()
+    numbers = torch.stack([error, truth.abs()], -1)  # (B, H, G, 2)
     sums = torch.where(present[..., None], numbers, 0).sum((0, 2))
-    return Groups(len(sums), torch.arange(len(sums), device=sums.device), sums)
+    steps = torch.arange(len(sums), device=sums.device)
+    return Groups(len(sums), steps, sums)
 
 
 # --- of a whole split
@@ -87,7 +89,8 @@ def scales(store: Store, split: str) -> np.ndarray:
 def mean_errors(of_series: np.ndarray) -> np.ndarray:
     """Return the means of what `sum_by_series` adds up (S, 6, G), nan without a truth."""
     count = of_series[:, :1]
-    return np.where(count > 0, of_series / np.maximum(count, 1), np.nan)
+    means = of_series / np.maximum(count, 1)
+    return np.where(count > 0, means, np.nan)
 
 
 def over_series(name: str, values: np.ndarray, naive: np.ndarray) -> dict[str, float]:
@@ -105,10 +108,11 @@ def details(store: Store, split: str, sums: Batch) -> list[str]:
     """Return lines for `evaluate`: the error by row of the forecast, and the worst series."""
     error, size = sums["step"].numpy().T
     by_step = error / np.maximum(size, TINY)
-    steps = np.unique(np.linspace(0, len(by_step) - 1, 6).round().astype(int))
-    listed = ", ".join(f"{step + 1}: {by_step[step]:.3g}" for step in steps)
+    steps = np.linspace(0, len(by_step) - 1, 6).round().astype(int)
+    listed = ", ".join(f"{step + 1}: {by_step[step]:.3g}" for step in np.unique(steps))
     lines = [f"wape by row ahead: {listed}"]
-    mase = mean_errors(sums["series"].numpy())[:, 2] / scales(store, split)
+    means = mean_errors(sums["series"].numpy())
+    mase = means[:, 2] / scales(store, split)
     worst = np.nan_to_num(mase).max(1)
     order = np.argsort(-worst, kind="stable")[:5]
     names = store.facts["series"]
