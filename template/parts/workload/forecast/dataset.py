@@ -87,9 +87,9 @@ class Samples(interfaces.Samples):
 
     def spans(self, indices: np.ndarray, epoch: int) -> dict[str, Spans]:
         is_absent = indices < 0
-        present = np.maximum(indices, 0)
-        starts = np.where(is_absent, -1, self.first_targets(present) - self.history)
-        series = np.where(is_absent, -1, self.series_of(present))
+        targets = self.first_targets(indices)
+        starts = np.where(is_absent, -1, targets - self.history)
+        series = np.where(is_absent, -1, self.series_of(indices))
         spans = {
             "rows": Spans(starts, self.history + self.horizon),
             "series": Spans(series, 1),
@@ -98,7 +98,8 @@ class Samples(interfaces.Samples):
         if "static" in self.store.arrays:
             spans["static"] = Spans(series, 1)
         if self.calendar:
-            spans[self.clock] = Spans(np.where(is_absent, -1, starts + self.history), self.horizon)
+            ahead = np.where(is_absent, -1, targets)
+            spans[self.clock] = Spans(ahead, self.horizon)
         return spans
 
     def batch(self, rows: dict[str, Rows]) -> Batch:

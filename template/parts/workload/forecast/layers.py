@@ -128,8 +128,8 @@ class Quantiles(nn.Module):
         distance = (quantiles - median).abs().clamp(min=TINY)
         side = torch.where(self.levels < 0.5, -1, 1)
         ratio = side * (target[..., None] - median) / distance
-        places = (ratio.clamp(min=TINY).log2() + 8) * BINS / 16
-        places = places.long().clamp(0, BINS - 1)
+        exponents = ratio.clamp(min=TINY).log2()
+        places = ((exponents + 8) * BINS / 16).long().clamp(0, BINS - 1)
         num_levels = len(self.levels)
         group = places + BINS * torch.arange(num_levels, device=places.device)
         numbers = present[..., None].expand_as(group)
@@ -153,7 +153,8 @@ class Quantiles(nn.Module):
         wanted = torch.maximum(self.levels, 1 - self.levels).to(covered)
         is_short = covered < wanted[:, None]
         places = is_short.sum(1).clamp(max=BINS - 1)
-        self.widths.copy_(torch.exp2((places + 0.5) * 16 / BINS - 8))
+        exponents = (places + 0.5) * 16 / BINS - 8
+        self.widths.copy_(torch.exp2(exponents))
 
 
 def read_levels(text: str) -> list[float]:

@@ -8,6 +8,7 @@ Shapes: `B` windows in a batch, `T` rows of history, `H` rows to forecast, `C` c
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -65,14 +66,15 @@ class Forecaster(nn.Module):
 
     def _keep_columns(self, facts: dict[str, Any]) -> None:
         """Keep scales and places of columns as buffers: for a list, each step would wait."""
-        places = range(len(facts["columns"]))
         known = facts["known"]  # columns whose future is known
+        places = range(len(facts["columns"]))
         is_known = torch.tensor([place in known for place in places])
-        self.targets = nn.Buffer(torch.tensor(facts["targets"]), persistent=False)  # (G,)
-        self.known = nn.Buffer(torch.tensor(known, dtype=torch.int64), persistent=False)
-        self.is_known = nn.Buffer(is_known, persistent=False)  # (C,)
-        self.static_mean = nn.Buffer(torch.tensor(facts["static_mean"]), persistent=False)  # (K,)
-        self.static_std = nn.Buffer(torch.tensor(facts["static_std"]), persistent=False)
+        buffer = partial(nn.Buffer, persistent=False)  # checkpoints do not store it
+        self.targets = buffer(torch.tensor(facts["targets"]))  # (G,)
+        self.known = buffer(torch.tensor(known, dtype=torch.int64))
+        self.is_known = buffer(is_known)  # (C,)
+        self.static_mean = buffer(torch.tensor(facts["static_mean"]))  # (K,)
+        self.static_std = buffer(torch.tensor(facts["static_std"]))
         dtype = getattr(torch, facts["dtype"])
         self.mean = nn.Buffer(torch.tensor(facts["mean"], dtype=dtype))  # (C,)
         self.std = nn.Buffer(torch.tensor(facts["std"]))
@@ -167,13 +169,14 @@ class Forecaster(nn.Module):
 
         median = forecast[..., self.quantiles.middle]
         naive = self.repeat_season(batch, mean)
+        scaled_naive = ((naive - mean) / std).float()
         error = (median - target).abs()
         sums = {
             "mae": error,
             "mse": error.square(),
             "mae_original": error * std,
-            "loss_of_season": self.losses(((naive - mean) / std).float()[..., None], target),
-            "loss_of_mean": self.losses(torch.zeros_like(target)[..., None], target),
+            "loss_of_season": self.losses(scaled_naive[..., None], target),
+            "loss_of_mean": self.losses(torch.zeros_like(forecast[..., :1]), target),
             **self.quantiles.measure(forecast, target),
         }
         metrics = {name: ((values * present).sum(), total_weight) for name, values in sums.items()}

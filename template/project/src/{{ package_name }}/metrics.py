@@ -68,29 +68,32 @@ def finish(metrics: dict[str, float], store: Store, split: str, sums: Batch) -> 
     of_series = sums["series"].numpy()  # (S, 6, G)
     scale = scales(store, split)
     results = dict(metrics)
-    simple = [results.pop(name) for name in metrics if name.startswith("loss_of_")]
-    means = mean_errors(of_series)
-    results |= over_series("mase", means[:, 2] / scale, means[:, 4] / scale)
-    results |= over_series("smape", means[:, 3], means[:, 5])
-    totals = of_series.sum((0, 2))
-    results["wape"] = float(totals[2] / max(totals[1], TINY))
+    baseline = min(results.pop("loss_of_season"), results.pop("loss_of_mean"))
+    _, _, error, percent, naive, naive_percent = mean_errors(of_series)
+    results |= over_series("mase", error / scale, naive / scale)
+    results |= over_series("smape", percent, naive_percent)
+    _, total_size, total_error, *_ = of_series.sum((0, 2))
+    results["wape"] = float(total_error / max(total_size, TINY))
     is_flat = (of_series[:, 0] > 0) & np.isnan(scale)
     if is_flat.any():
         results["flat_series"] = int(is_flat.sum())
-    return {**results, "baseline_loss": min(simple)}
+    results["baseline_loss"] = baseline
+    return results
 
 
 def scales(store: Store, split: str) -> np.ndarray:
     """Return the seasonal differences (S, G), nan for a series that is flat."""
-    differences = store.arrays["season"].rows()[:, SPLITS.index(split)]
-    return np.where(differences > 0, differences, np.nan)
+    differences = store.arrays["season"].rows()  # (S, 3, G)
+    of_split = differences[:, SPLITS.index(split)]
+    return np.where(of_split > 0, of_split, np.nan)
 
 
 def mean_errors(of_series: np.ndarray) -> np.ndarray:
-    """Return the means of what `sum_by_series` adds up (S, 6, G), nan without a truth."""
+    """Return the means of what `sum_by_series` adds up (6, S, G), nan without a truth."""
     count = of_series[:, :1]
     means = of_series / np.maximum(count, 1)
-    return np.where(count > 0, means, np.nan)
+    means = np.where(count > 0, means, np.nan)
+    return means.swapaxes(0, 1)
 
 
 def over_series(name: str, values: np.ndarray, naive: np.ndarray) -> dict[str, float]:
@@ -112,7 +115,7 @@ def details(store: Store, split: str, sums: Batch) -> list[str]:
     listed = ", ".join(f"{step + 1}: {by_step[step]:.3g}" for step in np.unique(steps))
     lines = [f"wape by row ahead: {listed}"]
     means = mean_errors(sums["series"].numpy())
-    mase = means[:, 2] / scales(store, split)
+    mase = means[2] / scales(store, split)
     worst = np.nan_to_num(mase).max(1)
     order = np.argsort(-worst, kind="stable")[:5]
     names = store.facts["series"]

@@ -95,9 +95,10 @@ def rows_before(panel: Panel, time: int) -> np.ndarray:
     """
     low = panel.firsts.copy()
     high = panel.ends.copy()
+    last = len(panel.times) - 1
     while (low < high).any():
         middle = (low + high) // 2
-        times = panel.times[np.minimum(middle, len(panel.times) - 1)]
+        times = panel.times[np.minimum(middle, last)]
         is_before = (low < high) & (times < time)
         low = np.where(is_before, middle + 1, low)
         high = np.where(is_before, high, middle)
@@ -128,15 +129,16 @@ def first_targets(
     the rows after each history. stride: rows from window to window; the last window of a piece
     always counts.
     """
-    firsts = pieces[:, 0] + history
+    *borders, ends, stops, _ = pieces.T
+    firsts = borders[0] + history
     if split in SPLITS:
         place = SPLITS.index(split)
-        firsts = np.maximum(firsts, pieces[:, place])
-        lasts = pieces[:, place + 1] - horizon
+        firsts = np.maximum(firsts, borders[place])
+        lasts = borders[place + 1] - horizon
     else:
-        lasts = np.minimum(pieces[:, 4], pieces[:, 5] - horizon)
+        lasts = np.minimum(ends, stops - horizon)
     if split == "future":
-        firsts = np.maximum(firsts, pieces[:, 4])
+        firsts = np.maximum(firsts, ends)
     counts = np.maximum(lasts - firsts + stride, 0) // stride
     return lasts - (counts - 1) * stride, counts
 
@@ -149,20 +151,22 @@ def count_windows(pieces: np.ndarray, keys: Sequence[str], windows: Windows) -> 
     """
     history = windows.history
     horizon = windows.horizon
+    *borders, _, _, series = pieces.T
     counts = []
     for place, name in enumerate(SPLITS):
         stride = windows.stride if place else 1
         _, found = first_targets(pieces, name, history, horizon, stride)
-        sizes = pieces[:, place + 1] - pieces[:, place]
+        sizes = borders[place + 1] - borders[place]
         if found.sum() == 0 and (name != "test" or sizes.any()):
-            flag = "--horizon" if sizes.max() < horizon else "--history"
-            rows = f"{sizes.max():,} rows of a series"
-            what = f"no window fits into the split {name}, which has at most {rows}"
+            longest = sizes.max()
+            flag = "--horizon" if longest < horizon else "--history"
+            most = f"at most {longest:,} rows of a series"
+            what = f"no window fits into the split {name}, which has {most}"
             remedy = f"give it more rows, or `prepare` with a smaller {flag}"
             raise UserError(what, flag, remedy)
         counts.append(f"{found.sum():,} {name}")
     _, found = first_targets(pieces, "every", history, horizon)
-    of_series = np.bincount(pieces[:, 6], found, minlength=len(keys))
+    of_series = np.bincount(series, found, minlength=len(keys))
     short = np.flatnonzero(of_series == 0)
     if len(short):
         names = ", ".join(keys[number] for number in short[:5])

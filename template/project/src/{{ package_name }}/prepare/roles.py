@@ -26,7 +26,8 @@ FIX = "fix it, or see --series for names, --known and --static for texts, --drop
 def listed(flags: dict[str, Any], name: str) -> list[str]:
     """Return the columns in a flag, which commas separate."""
     text = flags.get(name) or ""
-    return [part.strip() for part in text.split(",") if part.strip()]
+    names = [part.strip() for part in text.split(",")]
+    return [name for name in names if name]
 
 
 def choose_roles(block: RowBlock, flags: dict[str, Any]) -> Roles:

@@ -90,25 +90,29 @@ def measure(panel: Panel, borders: np.ndarray, history: int) -> tuple[np.ndarray
     first, end, _, last = borders.T
     end_of_history = np.minimum(first + history, last)
     known = np.where(end > first, end, end_of_history)
-    counts, means, squares = moments(panel, np.column_stack([first, known]))
+    rows = np.column_stack([first, known])
+    counts, means, squares = moments(panel, rows)
 
     is_trained = (end > first)[:, None]
     of_training = counts * is_trained
     total = np.maximum(of_training.sum(0), 1)
     mean = (of_training * means).sum(0) / total
     around_mean = is_trained * squares + of_training * np.square(means - mean)
-    std = usable(np.sqrt(around_mean.sum(0) / total), mean)
+    variance = around_mean.sum(0) / total
+    std = usable(np.sqrt(variance), mean)
 
     variances = squares / np.maximum(counts, 1)
     for_constant = np.where(of_training > 0, 1, std)
     stds = usable(np.sqrt(variances), means, for_constant)
     means = np.where(counts > 0, means, mean)
-    return np.stack([means, stds], 1), np.stack([mean, std])
+    of_series = np.stack([means, stds], 1)
+    return of_series, np.stack([mean, std])
 
 
 def moments(panel: Panel, borders: np.ndarray) -> np.ndarray:
     """Return the counts, means, and sums of squares around them, of each series: (3, S, C)."""
-    results = np.zeros((3, len(panel.keys), len(panel.roles.values)))
+    shape = (3, len(panel.keys), len(panel.roles.values))
+    results = np.zeros(shape)
     for number, values in training_rows(panel, borders):
         count = (~np.isnan(values)).sum(0)
         mean = np.nansum(values, 0) / np.maximum(count, 1)
@@ -130,12 +134,14 @@ def season_errors(panel: Panel, borders: np.ndarray, season: int) -> np.ndarray:
     of a series which begins in the split from the rows of the split. Nan: there is none.
     """
     targets = panel.roles.places(panel.roles.targets)
-    errors = np.full((len(borders), len(SPLITS), len(targets)), np.nan)
-    for number, (first, *ends) in enumerate(borders.tolist()):
-        values = panel.values[first : ends[2], targets].astype(np.float64)
-        for place, before in enumerate([ends[0], ends[0], ends[1]]):
-            end = before if before > first else ends[place]
-            errors[number, place] = season_error(values[: end - first], season)
+    shape = (len(borders), len(SPLITS), len(targets))
+    errors = np.full(shape, np.nan)
+    for number, (first, train, validation, end) in enumerate(borders.tolist()):
+        values = panel.values[first:end, targets].astype(np.float64)
+        before_validation = train if train > first else validation
+        before_test = validation if validation > first else end
+        for place, last in enumerate([train, before_validation, before_test]):
+            errors[number, place] = season_error(values[: last - first], season)
     return errors
 
 

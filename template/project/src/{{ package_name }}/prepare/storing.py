@@ -16,7 +16,8 @@ from .splits import SPLITS
 def write_panel(writer: StoreWriter, panel: Panel, borders: np.ndarray, windows: Windows) -> None:
     """Write all that training needs, and describe it."""
     roles = replace(panel.roles, texts=trained_texts(panel, borders))
-    of_series, scale = measure(panel, borders, windows.history)
+    of_series, of_all = measure(panel, borders, windows.history)
+    mean, std = of_all.tolist()
     is_trained = borders[:, 1] > borders[:, 0]
     num_series = len(panel.keys)
     numbers = np.where(is_trained, np.arange(num_series), num_series)
@@ -32,8 +33,8 @@ def write_panel(writer: StoreWriter, panel: Panel, borders: np.ndarray, windows:
         "columns": roles.values,
         "targets": roles.places(roles.targets),
         "known": roles.places(roles.known),
-        "mean": scale[0].tolist(),
-        "std": scale[1].tolist(),
+        "mean": mean,
+        "std": std,
         "scales": of_series.astype(panel.values.dtype).tolist(),
         "static_mean": static_mean.tolist(),
         "static_std": static_std.tolist(),
@@ -52,9 +53,11 @@ def write_series(
     """
     facts = writer.facts
     number_of = dict(zip(facts["series"], facts["numbers"], strict=True))
-    numbers = [number_of.get(key, len(number_of)) for key in panel.keys]
+    unknown = len(number_of)
+    numbers = [number_of.get(key, unknown) for key in panel.keys]
+    places = np.arange(len(numbers))
     writer.append("pieces", find_pieces(panel, borders))
-    writer.append("series", np.column_stack([np.arange(len(numbers)), numbers]))
+    writer.append("series", np.column_stack([places, numbers]))
     if panel.roles.static:
         writer.append("static", panel.static)
     writer.append("scale", scales.astype(panel.values.dtype))
