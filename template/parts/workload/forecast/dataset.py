@@ -65,9 +65,9 @@ class Samples(interfaces.Samples):
             file = store.source.get("file", "")
             raise UserError("no series can be forecast", file, f"give a series {what}")
         self._series = pieces[:, 6]
-        self._firsts = firsts
         self._ends = np.cumsum(counts)
-        self._before = self._ends - counts  # windows of the pieces before
+        before = self._ends - counts  # windows of the pieces before
+        self._offsets = firsts - before * self.stride
 
     @property
     def orders(self) -> dict[str, Any]:
@@ -83,7 +83,7 @@ class Samples(interfaces.Samples):
     def first_targets(self, indices: np.ndarray) -> np.ndarray:
         """Return the row of the first target of each sample."""
         pieces = np.searchsorted(self._ends, indices, side="right")
-        return self._firsts[pieces] + (indices - self._before[pieces]) * self.stride
+        return self._offsets[pieces] + indices * self.stride
 
     def spans(self, indices: np.ndarray, epoch: int) -> dict[str, Spans]:
         is_absent = indices < 0
@@ -109,7 +109,7 @@ class Samples(interfaces.Samples):
         (B, K) and `calendar` (B, H, 2 × units) are in it if there are such columns.
         """
         values = rows["rows"].values
-        self.targets = self.targets.to(values.device, non_blocking=True)
+        ahead = values[:, self.history :]
         batch = {
             "rows": values[:, : self.history],
             "series": rows["series"].values[:, 0],
@@ -117,13 +117,14 @@ class Samples(interfaces.Samples):
         }
         if len(self.known):
             self.known = self.known.to(values.device, non_blocking=True)
-            batch["known"] = values[:, self.history :, self.known]
+            batch["known"] = ahead[:, :, self.known]
         if "static" in rows:
             batch["static"] = rows["static"].values[:, 0]
         if self.calendar:
             batch["calendar"] = phases(rows[self.clock].values, self.calendar)
         if self.split in SPLITS:
-            batch["target"] = values[:, self.history :, self.targets]
+            self.targets = self.targets.to(values.device, non_blocking=True)
+            batch["target"] = ahead[:, :, self.targets]
         return batch
 
 

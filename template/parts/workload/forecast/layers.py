@@ -61,7 +61,7 @@ class Columns(nn.Module):
                 numbers.append(place)
         self.numbers = nn.Buffer(torch.tensor(numbers, dtype=torch.int64), persistent=False)
         self.ranks = nn.Buffer(ranks, persistent=False)
-        self.width = len(numbers) + len(self.texts) + sum(self.texts.values())
+        self.width = len(names) + sum(self.texts.values())
 
     def forward(self, scaled: Tensor, values: Tensor) -> Tensor:
         """Return (…, width) for standardized and original values (B, …, C)."""
@@ -69,10 +69,11 @@ class Columns(nn.Module):
             return scaled
         parts = [scaled[..., self.numbers]]
         for place, size in self.texts.items():
-            codes = self.ranks[place, values[..., place].long()]
+            codes = values[..., place].long()
+            ranks = self.ranks[place, codes]
             if self.training:
-                codes = forget(codes, 0)
-            is_text = functional.one_hot(codes, size + 1)
+                ranks = forget(ranks, 0)
+            is_text = functional.one_hot(ranks, size + 1)
             parts.append(is_text.to(scaled.dtype))
         return torch.cat(parts, -1)
 
@@ -97,7 +98,8 @@ class Quantiles(nn.Module):
         self.names = [f"q{level:g}" for level in levels]
         self.middle = levels.index(0.5)
         self.levels = nn.Buffer(torch.tensor(levels), persistent=False)  # (Q,), ascending
-        self.widths = nn.Buffer(torch.ones(len(levels)), persistent=len(levels) > 1)  # (Q,)
+        widths = torch.ones(len(levels))
+        self.widths = nn.Buffer(widths, persistent=len(levels) > 1)  # (Q,)
 
     def forward(self, median: Tensor, spreads: Sequence[Tensor]) -> Tensor:
         """Return quantiles (B, H, G, Q) of a median and Q − 1 spreads (B, H, G)."""
@@ -105,10 +107,10 @@ class Quantiles(nn.Module):
             return median[..., None]
         median = median[..., None]
         steps = functional.softplus(torch.stack(list(spreads), -1))
-        below = steps[..., : self.middle].flip(-1).cumsum(-1).flip(-1)
+        below = steps[..., : self.middle].flip(-1).cumsum(-1)
         above = steps[..., self.middle :].cumsum(-1)
-        distances = torch.cat([-below, torch.zeros_like(median), above], -1)
-        return median + distances
+        distances = [-below.flip(-1), torch.zeros_like(median), above]
+        return median + torch.cat(distances, -1)
 
     def loss(self, quantiles: Tensor, target: Tensor) -> Tensor:
         """Return twice the pinball loss (B, H, G): of a median alone, it is the absolute error."""
@@ -132,8 +134,8 @@ class Quantiles(nn.Module):
         places = ((exponents + 8) * BINS / 16).long().clamp(0, BINS - 1)
         num_levels = len(self.levels)
         group = places + BINS * torch.arange(num_levels, device=places.device)
-        numbers = present[..., None].expand_as(group)
-        return Groups(BINS * num_levels, group.flatten(), numbers.flatten().float())
+        counts = present[..., None].expand_as(group).float()
+        return Groups(BINS * num_levels, group.flatten(), counts.flatten())
 
     def measure(self, quantiles: Tensor, target: Tensor) -> dict[str, Tensor]:
         """Return coverage and width (B, H, G) of the interval from the first to the last one."""

@@ -93,14 +93,15 @@ class Forecaster(nn.Module):
             history = batch["rows"]
             of_window = history.nanmean(1, keepdim=True)
             mean = torch.where(of_window.isnan(), mean, of_window)
-            spread = (history - mean).square().nanmean(1, keepdim=True).sqrt().nan_to_num()
+            variance = (history - mean).square().nanmean(1, keepdim=True)
+            spread = variance.sqrt().nan_to_num()
             # A flat history would make everything after it huge.
             floor = torch.maximum(FLOOR * std, FLAT * mean.abs())
             std = torch.maximum(spread, floor)
         # The future of known columns is not in the history.
         mean = torch.where(self.is_known, self.mean, mean)
-        # The deviation of padding is 0.
-        return mean, torch.where(self.is_known, self.std, std).clamp(min=TINY)
+        std = torch.where(self.is_known, self.std, std)
+        return mean, std.clamp(min=TINY)  # the deviation of padding is 0
 
     # --- the forecast
 
@@ -112,13 +113,16 @@ class Forecaster(nn.Module):
         mean, std = self.scale(batch)
         # An empty cell, with --fill none, counts as the mean.
         history = ((batch["rows"] - mean) / std).float().nan_to_num()
-        inputs = [self.past(history, batch["rows"].nan_to_num()).flatten(1)]
+        past = self.past(history, batch["rows"].nan_to_num())
+        inputs = [past.flatten(1)]
         future = self.look_ahead(batch)
         if future is not None:
             inputs.append(future.flatten(1))
-        hidden = self.mixer(torch.cat([*inputs, *self.of_series(batch)], 1))
-        outputs = self.head(self.dropout(hidden)).float().unflatten(1, (self.horizon, -1))
-        median, *spreads = outputs.split(len(self.targets), 2)
+        inputs += self.of_series(batch)
+        hidden = self.mixer(torch.cat(inputs, 1))
+        outputs = self.head(self.dropout(hidden)).float()
+        by_step = outputs.unflatten(1, (self.horizon, -1))
+        median, *spreads = by_step.split(len(self.targets), 2)
         by_row = history[:, :, self.targets].transpose(1, 2)  # (B, G, T)
         median = median + self.linear(by_row).float().transpose(1, 2)
         if self.ahead is not None:
@@ -202,7 +206,8 @@ class Forecaster(nn.Module):
     def predict(self, batch: Batch) -> dict[str, Tensor]:
         """Return `prediction` (B, H, G), and the quantiles by name, in the targets' own units."""
         forecast, mean, std = self.forecast(batch)
-        levels = [part * std + mean for part in self.quantiles.widened(forecast).unbind(-1)]
+        quantiles = self.quantiles.widened(forecast)
+        levels = [level * std + mean for level in quantiles.unbind(-1)]
         predictions = {"prediction": levels[self.quantiles.middle]}
         if len(levels) > 1:
             predictions |= dict(zip(self.quantiles.names, levels, strict=True))

@@ -41,8 +41,8 @@ def sum_by_series(compared: Compared, series: Tensor, num_series: int) -> Groups
         both = (values.abs() + size).clamp(min=TINY)
         columns += [error, 200 * error / both]
     numbers = torch.stack(columns, 1)  # (B, 6, H, G)
-    sums = torch.where(present[:, None], numbers, 0).sum(2)
-    return Groups(num_series, series, sums)
+    numbers = torch.where(present[:, None], numbers, 0)
+    return Groups(num_series, series, numbers.sum(2))
 
 
 def sum_by_step(compared: Compared) -> Groups:
@@ -50,7 +50,8 @@ def sum_by_step(compared: Compared) -> Groups:
     forecast, _, truth, present = compared
     error = (forecast - truth).abs()
     numbers = torch.stack([error, truth.abs()], -1)  # (B, H, G, 2)
-    sums = torch.where(present[..., None], numbers, 0).sum((0, 2))
+    numbers = torch.where(present[..., None], numbers, 0)
+    sums = numbers.sum((0, 2))
     steps = torch.arange(len(sums), device=sums.device)
     return Groups(len(sums), steps, sums)
 
@@ -100,10 +101,13 @@ def over_series(name: str, values: np.ndarray, naive: np.ndarray) -> dict[str, f
     """Return mean and median over the series, and the mean of the seasonal naive forecast."""
     if np.isnan(values).all():
         return {name: math.nan}
+    mean = np.nanmean(values)
+    median = np.nanmedian(values)
+    naive_mean = np.nanmean(naive)
     return {
-        name: float(np.nanmean(values)),
-        f"{name}_median": float(np.nanmedian(values)),
-        f"{name}_naive": float(np.nanmean(naive)),
+        name: float(mean),
+        f"{name}_median": float(median),
+        f"{name}_naive": float(naive_mean),
     }
 
 
@@ -111,7 +115,8 @@ def details(store: Store, split: str, sums: Batch) -> list[str]:
     """Return lines for `evaluate`: the error by row of the forecast, and the worst series."""
     error, size = sums["step"].numpy().T
     by_step = error / np.maximum(size, TINY)
-    steps = np.linspace(0, len(by_step) - 1, 6).round().astype(int)
+    last = len(by_step) - 1
+    steps = np.linspace(0, last, 6).round().astype(int)
     listed = ", ".join(f"{step + 1}: {by_step[step]:.3g}" for step in np.unique(steps))
     lines = [f"wape by row ahead: {listed}"]
     means = mean_errors(sums["series"].numpy())

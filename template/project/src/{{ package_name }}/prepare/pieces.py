@@ -56,9 +56,10 @@ def borders_by_end(panel: Panel, sizes: list[int]) -> np.ndarray:
 
 def borders_by_series(panel: Panel, split: str) -> np.ndarray:
     """Return the borders of splits that have different series, which are drawn at random."""
-    sizes = split_sizes(split, len(panel.keys))
+    num_series = len(panel.keys)
+    sizes = split_sizes(split, num_series)
     split_of = np.repeat(np.arange(3), sizes)  # fewer than the series, if the sizes are numbers
-    order = np.random.RandomState(0).permutation(len(panel.keys))
+    order = np.random.RandomState(0).permutation(num_series)
     borders = np.repeat(panel.firsts[:, None], 4, 1)
     for number, part in zip(order, split_of, strict=False):
         borders[number, part + 1 :] = panel.ends[number]
@@ -71,8 +72,9 @@ def borders_by_time(panel: Panel, sizes: list[int]) -> np.ndarray:
     sizes: how many rows each split has, of all series together.
     """
     columns = [panel.firsts]
-    for num_rows in np.cumsum(sizes):
-        columns.append(rows_before(panel, time_of(panel, int(num_rows))))
+    for num_rows in np.cumsum(sizes).tolist():
+        time = time_of(panel, num_rows)
+        columns.append(rows_before(panel, time))
     return np.stack(columns, 1)
 
 

@@ -103,7 +103,8 @@ def find_texts(source: Source, names: list[str]) -> dict[str, dict[str, int]]:
     for block in source.blocks():
         for name in names:
             if len(seen[name]) <= MOST_TEXTS:
-                seen[name].update(cells_of(block, name).unique().to_pylist())
+                cells = cells_of(block, name)
+                seen[name].update(cells.unique().to_pylist())
             values = block.parse(name)
             if np.isfinite(values).any():
                 with_numbers.add(name)
@@ -135,5 +136,6 @@ def read_column(block: RowBlock, name: str, roles: Roles) -> np.ndarray:
         return block.numbers(name, FIX)
     code_of = roles.texts[name]
     cells = cells_of(block, name).dictionary_encode()
-    codes = [code_of.get(text, 0) for text in cells.dictionary.to_pylist()]
-    return np.array(codes, np.float64)[cells.indices.to_numpy()]
+    texts = cells.dictionary.to_pylist()
+    codes = np.array([code_of.get(text, 0) for text in texts], np.float64)
+    return codes[cells.indices.to_numpy()]
