@@ -152,8 +152,8 @@ class Quantiles(nn.Module):
         counts = histogram.view(-1, BINS)
         totals = counts.sum(1, keepdim=True)
         covered = counts.cumsum(1) / totals.clamp(min=1)
-        wanted = torch.maximum(self.levels, 1 - self.levels).to(covered)
-        is_short = covered < wanted[:, None]
+        wanted = torch.maximum(self.levels, 1 - self.levels)
+        is_short = covered < wanted.to(covered)[:, None]
         places = is_short.sum(1).clamp(max=BINS - 1)
         exponents = (places + 0.5) * 16 / BINS - 8
         self.widths.copy_(torch.exp2(exponents))

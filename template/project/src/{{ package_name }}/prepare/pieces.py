@@ -28,19 +28,20 @@ class Windows(NamedTuple):
 def find_borders(panel: Panel, split: str, split_by: str) -> np.ndarray:
     """Return where each series begins and where its splits end, (S, 4) rows."""
     if split_by == "end":
-        rest, _, rows = split.partition(",")
-        if rest.strip() != "rest" or "." in rows:
+        train, _, rows = split.partition(",")
+        if train.strip() != "rest" or "." in rows:
             remedy = "give the rest and rows of each series, such as rest,48,48"
             raise UserError(f"'{split}' is not a split by end", "--split", remedy)
-        _, *sizes = split_shares(f"0,{rows}")
-        return borders_by_end(panel, [int(size) for size in sizes])
+        _, validation, test = split_shares(f"0,{rows}")
+        return borders_by_end(panel, [int(validation), int(test)])
     if split_by == "series":
         return borders_by_series(panel, split)
     if len(panel.keys) > 1 and sum(split_shares(split)) > 1.5:
         remedy = "give fractions, or rows of each series with --split-by end"
         raise UserError("rows of which series?", f"--split {split}", remedy)
-    num_rows = int((panel.ends - panel.firsts).sum())
-    return borders_by_time(panel, split_sizes(split, num_rows))
+    num_rows = panel.ends - panel.firsts
+    sizes = split_sizes(split, int(num_rows.sum()))
+    return borders_by_time(panel, sizes)
 
 
 def borders_by_end(panel: Panel, sizes: list[int]) -> np.ndarray:
@@ -61,8 +62,8 @@ def borders_by_series(panel: Panel, split: str) -> np.ndarray:
     split_of = np.repeat(np.arange(3), sizes)  # fewer than the series, if the sizes are numbers
     order = np.random.RandomState(0).permutation(num_series)
     borders = np.repeat(panel.firsts[:, None], 4, 1)
-    for number, part in zip(order, split_of, strict=False):
-        borders[number, part + 1 :] = panel.ends[number]
+    for number, place in zip(order, split_of, strict=False):
+        borders[number, place + 1 :] = panel.ends[number]
     return borders
 
 
@@ -81,7 +82,8 @@ def borders_by_time(panel: Panel, sizes: list[int]) -> np.ndarray:
 def time_of(panel: Panel, num_rows: int) -> int:
     """Return the time before which so many rows with targets are, found without sorting them."""
     first = int(panel.times.min())
-    times = range(first, int(panel.times.max()) + 1)
+    last = int(panel.times.max())
+    times = range(first, last + 1)
 
     def count(time: int) -> int:
         rows = rows_before(panel, time + 1) - panel.firsts
@@ -116,8 +118,8 @@ def find_pieces(panel: Panel, borders: np.ndarray) -> np.ndarray:
     starts = np.unique([*panel.firsts, *panel.breaks])
     ends = np.append(starts[1:], len(panel.times))
     series = np.searchsorted(panel.firsts, starts, side="right") - 1
-    rows = np.column_stack([borders, panel.ends])[series]
-    within = np.clip(rows, starts[:, None], ends[:, None])
+    limits = np.column_stack([borders, panel.ends])
+    within = np.clip(limits[series], starts[:, None], ends[:, None])
     return np.column_stack([within, ends, series])
 
 
@@ -157,18 +159,19 @@ def count_windows(pieces: np.ndarray, keys: Sequence[str], windows: Windows) -> 
     counts = []
     for place, name in enumerate(SPLITS):
         stride = windows.stride if place else 1
-        _, found = first_targets(pieces, name, history, horizon, stride)
+        _, of_pieces = first_targets(pieces, name, history, horizon, stride)
+        count = of_pieces.sum()
         sizes = borders[place + 1] - borders[place]
-        if found.sum() == 0 and (name != "test" or sizes.any()):
+        if count == 0 and (name != "test" or sizes.any()):
             longest = sizes.max()
             flag = "--horizon" if longest < horizon else "--history"
             most = f"at most {longest:,} rows of a series"
             what = f"no window fits into the split {name}, which has {most}"
             remedy = f"give it more rows, or `prepare` with a smaller {flag}"
             raise UserError(what, flag, remedy)
-        counts.append(f"{found.sum():,} {name}")
-    _, found = first_targets(pieces, "every", history, horizon)
-    of_series = np.bincount(series, found, minlength=len(keys))
+        counts.append(f"{count:,} {name}")
+    _, of_pieces = first_targets(pieces, "every", history, horizon)
+    of_series = np.bincount(series, of_pieces, minlength=len(keys))
     short = np.flatnonzero(of_series == 0)
     if len(short):
         names = ", ".join(keys[number] for number in short[:5])

@@ -46,7 +46,8 @@ def rows_of_season(grid: Grid, has_times: bool) -> int:
         return max(12 // grid.months, 1)
     if grid.step == WEEK:
         return 52
-    slots = np.array(grid.open or range(WEEK // grid.step))
+    per_week = WEEK // grid.step
+    slots = np.array(grid.open or range(per_week))
     if grid.step == DAY:
         return len(slots)
     if DAY % grid.step:
@@ -73,11 +74,12 @@ def trained_texts(panel: Panel, borders: np.ndarray) -> Texts:
                 seen[name].add(panel.static[number, place])
             else:
                 place = roles.values.index(name)
-                seen[name].update(np.unique(values[:, place]))
+                codes = np.unique(values[:, place])
+                seen[name].update(codes)
     texts = {}
     for name, code_of in roles.texts.items():
-        codes = seen[name]
-        texts[name] = {text: code for text, code in code_of.items() if code in codes}
+        trained = seen[name]
+        texts[name] = {text: code for text, code in code_of.items() if code in trained}
     return texts
 
 
@@ -97,7 +99,8 @@ def measure(panel: Panel, borders: np.ndarray, history: int) -> tuple[np.ndarray
     of_training = counts * is_trained
     total = np.maximum(of_training.sum(0), 1)
     mean = (of_training * means).sum(0) / total
-    around_mean = is_trained * squares + of_training * np.square(means - mean)
+    distances = np.square(means - mean)
+    around_mean = is_trained * squares + of_training * distances
     variance = around_mean.sum(0) / total
     std = usable(np.sqrt(variance), mean)
 
@@ -114,7 +117,8 @@ def moments(panel: Panel, borders: np.ndarray) -> np.ndarray:
     shape = (3, len(panel.keys), len(panel.roles.values))
     results = np.zeros(shape)
     for number, values in training_rows(panel, borders):
-        count = (~np.isnan(values)).sum(0)
+        is_known = ~np.isnan(values)
+        count = is_known.sum(0)
         mean = np.nansum(values, 0) / np.maximum(count, 1)
         squares = np.square(values - mean)
         results[:, number] = [count, mean, np.nansum(squares, 0)]

@@ -15,7 +15,8 @@ from .splits import SPLITS
 
 def write_panel(writer: StoreWriter, panel: Panel, borders: np.ndarray, windows: Windows) -> None:
     """Write all that training needs, and describe it."""
-    roles = replace(panel.roles, texts=trained_texts(panel, borders))
+    texts = trained_texts(panel, borders)
+    roles = replace(panel.roles, texts=texts)
     of_series, of_all = measure(panel, borders, windows.history)
     mean, std = of_all.tolist()
     is_trained = borders[:, 1] > borders[:, 0]
@@ -40,7 +41,8 @@ def write_panel(writer: StoreWriter, panel: Panel, borders: np.ndarray, windows:
         "static_std": static_std.tolist(),
         "dtype": str(panel.values.dtype),
     }
-    writer.append("season", season_errors(panel, borders, windows.season))
+    errors = season_errors(panel, borders, windows.season)
+    writer.append("season", errors)
     write_series(writer, panel, borders, of_series)
 
 
