@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import suppress
 
 import torch
@@ -59,7 +58,8 @@ class Columns(nn.Module):
                 self.texts[place] = len(codes)
             else:
                 numbers.append(place)
-        self.numbers = nn.Buffer(torch.tensor(numbers, dtype=torch.int64), persistent=False)
+        places = torch.tensor(numbers, dtype=torch.int64)
+        self.numbers = nn.Buffer(places, persistent=False)
         self.ranks = nn.Buffer(ranks, persistent=False)
         self.width = len(names) + sum(self.texts.values())
 
@@ -101,23 +101,26 @@ class Quantiles(nn.Module):
         widths = torch.ones(len(levels))
         self.widths = nn.Buffer(widths, persistent=len(levels) > 1)  # (Q,)
 
-    def forward(self, median: Tensor, spreads: Sequence[Tensor]) -> Tensor:
+    def forward(self, median: Tensor, spreads: list[Tensor]) -> Tensor:
         """Return quantiles (B, H, G, Q) of a median and Q − 1 spreads (B, H, G)."""
         if not spreads:
             return median[..., None]
         median = median[..., None]
-        steps = functional.softplus(torch.stack(list(spreads), -1))
-        below = steps[..., : self.middle].flip(-1).cumsum(-1)
-        above = steps[..., self.middle :].cumsum(-1)
-        distances = [-below.flip(-1), torch.zeros_like(median), above]
-        return median + torch.cat(distances, -1)
+        steps = functional.softplus(torch.stack(spreads, -1))
+        lower = steps[..., : self.middle]
+        upper = steps[..., self.middle :]
+        below = lower.flip(-1).cumsum(-1).flip(-1)
+        above = upper.cumsum(-1)
+        zero = torch.zeros_like(median)
+        return median + torch.cat([-below, zero, above], -1)
 
     def loss(self, quantiles: Tensor, target: Tensor) -> Tensor:
         """Return twice the pinball loss (B, H, G): of a median alone, it is the absolute error."""
         error = target[..., None] - quantiles
         too_low = self.levels * error
         too_high = (self.levels - 1) * error
-        return 2 * torch.maximum(too_low, too_high).mean(-1)
+        loss = torch.maximum(too_low, too_high)
+        return 2 * loss.mean(-1)
 
     def widened(self, quantiles: Tensor) -> Tensor:
         """Return the quantiles with calibrated distances from the median."""
@@ -131,9 +134,11 @@ class Quantiles(nn.Module):
         side = torch.where(self.levels < 0.5, -1, 1)
         ratio = side * (target[..., None] - median) / distance
         exponents = ratio.clamp(min=TINY).log2()
-        places = ((exponents + 8) * BINS / 16).long().clamp(0, BINS - 1)
+        places = (exponents + 8) * BINS / 16
+        places = places.long().clamp(0, BINS - 1)
         num_levels = len(self.levels)
-        group = places + BINS * torch.arange(num_levels, device=places.device)
+        firsts = BINS * torch.arange(num_levels, device=places.device)
+        group = places + firsts
         counts = present[..., None].expand_as(group).float()
         return Groups(BINS * num_levels, group.flatten(), counts.flatten())
 

@@ -75,7 +75,8 @@ def finish(metrics: dict[str, float], store: Store, split: str, sums: Batch) -> 
     results |= over_series("smape", percent, naive_percent)
     _, total_size, total_error, *_ = of_series.sum((0, 2))
     results["wape"] = float(total_error / max(total_size, TINY))
-    is_flat = (of_series[:, 0] > 0) & np.isnan(scale)
+    has_truth = of_series[:, 0] > 0
+    is_flat = has_truth & np.isnan(scale)
     if is_flat.any():
         results["flat_series"] = int(is_flat.sum())
     results["baseline_loss"] = baseline
@@ -122,9 +123,9 @@ def details(store: Store, split: str, sums: Batch) -> list[str]:
     means = mean_errors(sums["series"].numpy())
     mase = means[2] / scales(store, split)
     worst = np.nan_to_num(mase).max(1)
-    order = np.argsort(-worst, kind="stable")[:5]
+    order = np.argsort(-worst, kind="stable")
     names = store.facts["series"]
     if len(names) > 1:
-        listed = ", ".join(f"{names[number]}: {worst[number]:.3g}" for number in order)
+        listed = ", ".join(f"{names[number]}: {worst[number]:.3g}" for number in order[:5])
         lines.append(f"worst series by mase: {listed}")
     return lines

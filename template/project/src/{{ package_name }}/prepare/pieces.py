@@ -70,26 +70,22 @@ def borders_by_series(panel: Panel, split: str) -> np.ndarray:
 def borders_by_time(panel: Panel, sizes: list[int]) -> np.ndarray:
     """Return the borders of splits that begin at the same times in all series.
 
-    sizes: how many rows each split has, of all series together.
+    sizes: how many rows each split has, of all series together. The time before which so many rows
+    with targets are is found without sorting them.
     """
-    columns = [panel.firsts]
-    for num_rows in np.cumsum(sizes).tolist():
-        time = time_of(panel, num_rows)
-        columns.append(rows_before(panel, time))
-    return np.stack(columns, 1)
-
-
-def time_of(panel: Panel, num_rows: int) -> int:
-    """Return the time before which so many rows with targets are, found without sorting them."""
     first = int(panel.times.min())
     last = int(panel.times.max())
     times = range(first, last + 1)
 
-    def count(time: int) -> int:
+    def rows_until(time: int) -> int:
         rows = rows_before(panel, time + 1) - panel.firsts
         return int(rows.sum())
 
-    return first + bisect_right(times, num_rows, key=count)
+    columns = [panel.firsts]
+    for num_rows in np.cumsum(sizes).tolist():
+        time = first + bisect_right(times, num_rows, key=rows_until)
+        columns.append(rows_before(panel, time))
+    return np.stack(columns, 1)
 
 
 def rows_before(panel: Panel, time: int) -> np.ndarray:

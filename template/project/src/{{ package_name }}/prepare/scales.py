@@ -26,7 +26,8 @@ def find_season(panel: Panel, borders: np.ndarray, history: int, given: int | No
     longest = int(sizes.max())
     most = min(history, longest - 1)
     if given is None or longest < 2:  # without training rows, the split is what is wrong
-        season = rows_of_season(panel.grid, panel.roles.time != "none")
+        has_times = panel.roles.time != "none"
+        season = rows_of_season(panel.grid, has_times)
         if season <= most:
             return season
         print(f"note: a season of {season} rows is longer than --history, so none is used")
@@ -145,7 +146,8 @@ def season_errors(panel: Panel, borders: np.ndarray, season: int) -> np.ndarray:
         before_validation = train if train > first else validation
         before_test = validation if validation > first else end
         for place, last in enumerate([train, before_validation, before_test]):
-            errors[number, place] = season_error(values[: last - first], season)
+            rows = values[: last - first]
+            errors[number, place] = season_error(rows, season)
     return errors
 
 

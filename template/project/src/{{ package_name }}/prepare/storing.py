@@ -63,8 +63,8 @@ def write_series(
     if panel.roles.static:
         writer.append("static", panel.static)
     writer.append("scale", scales.astype(panel.values.dtype))
-    sizes = np.diff(borders, axis=1)
+    sizes = np.diff(borders, axis=1).sum(0)
     first = 0
-    for name, size in zip(SPLITS, sizes.sum(0).tolist(), strict=True):
+    for name, size in zip(SPLITS, sizes.tolist(), strict=True):
         writer.splits[name] = [first, first + size]
         first += size
