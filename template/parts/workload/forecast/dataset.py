@@ -78,7 +78,8 @@ class Samples(interfaces.Samples):
 
     def series_of(self, indices: np.ndarray) -> np.ndarray:
         """Return the place of each sample's series."""
-        return self._series[np.searchsorted(self._ends, indices, side="right")]
+        pieces = np.searchsorted(self._ends, indices, side="right")
+        return self._series[pieces]
 
     def first_targets(self, indices: np.ndarray) -> np.ndarray:
         """Return the row of the first target of each sample."""
@@ -144,7 +145,8 @@ def phases(times: Tensor, units: list[str]) -> Tensor:
         "month": month / 12,
         "yearday": yearday / 366,
     }
-    angles = 2 * torch.pi * torch.stack([parts[unit] for unit in units], -1)
+    turns = torch.stack([parts[unit] for unit in units], -1)
+    angles = 2 * torch.pi * turns
     return torch.cat([angles.sin(), angles.cos()], -1)
 
 

@@ -60,9 +60,8 @@ class Forecaster(nn.Module):
         self.head = nn.Linear(sizes.width, num_outputs)
         self.linear = nn.Linear(self.history, self.horizon)
         self.ahead = nn.Linear(num_ahead, num_targets, bias=False) if num_ahead else None
-        self.embedding: nn.Module | None = None
-        if sizes.embedding:
-            self.embedding = nn.Embedding(self.num_series + 1, sizes.embedding)
+        numbers = sizes.embedding
+        self.embedding = nn.Embedding(self.num_series + 1, numbers) if numbers else None
 
     def _keep_columns(self, facts: dict[str, Any]) -> None:
         """Keep scales and places of columns as buffers: for a list, each step would wait."""
@@ -135,7 +134,8 @@ class Forecaster(nn.Module):
         parts = []
         if "known" in batch:
             values = batch["known"]
-            scaled = (values - self.mean[self.known]) / self.std[self.known]
+            mean = self.mean[self.known]
+            scaled = (values - mean) / self.std[self.known]
             parts.append(self.future(scaled.float(), values))
         if "calendar" in batch:
             parts.append(batch["calendar"])
@@ -196,7 +196,7 @@ class Forecaster(nn.Module):
         """Return the values a season before (B, H, G), or the last one if no season fits."""
         history = batch["rows"][:, :, self.targets]
         ahead = torch.arange(self.horizon, device=history.device) % self.season
-        values = history[:, history.shape[1] - self.season + ahead]
+        values = history[:, self.history - self.season + ahead]
         return torch.where(values.isnan(), mean, values)
 
     def calibrate(self, sums: Batch) -> None:

@@ -70,7 +70,8 @@ def predicted(arguments: argparse.Namespace, project: Any) -> dict[str, Any]:
         windows = collected(project, loader)
         index = windows.pop("index")
         store = samples.store
-        window, ahead, target = np.indices(windows["prediction"].shape).reshape(3, -1)
+        shape = windows["prediction"].shape
+        window, ahead, target = np.indices(shape).reshape(3, -1)
         rows = samples.first_targets(index)[window] + ahead
         facts = store.facts
         return {
