@@ -54,8 +54,9 @@ class Columns(nn.Module):
         for place, name in enumerate(names):
             if name in texts:
                 codes = [*texts[name].values()]
-                ranks[place, codes] = 1 + torch.arange(len(codes))
-                self.texts[place] = len(codes)
+                size = len(codes)
+                ranks[place, codes] = 1 + torch.arange(size)
+                self.texts[place] = size
             else:
                 numbers.append(place)
         places = torch.tensor(numbers, dtype=torch.int64)
@@ -80,8 +81,9 @@ class Columns(nn.Module):
 
 def forget(numbers: Tensor, unknown: int) -> Tensor:
     """Replace the numbers (B, …) of some windows by that of the unknown, so that it is trained."""
-    shape = [len(numbers)] + [1] * (numbers.dim() - 1)
-    is_forgotten = torch.rand(shape, device=numbers.device) < UNKNOWN
+    ones = [1] * (numbers.dim() - 1)
+    chances = torch.rand(len(numbers), *ones, device=numbers.device)
+    is_forgotten = chances < UNKNOWN
     return torch.where(is_forgotten, unknown, numbers)
 
 

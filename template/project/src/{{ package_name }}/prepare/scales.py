@@ -61,7 +61,8 @@ def training_rows(panel: Panel, borders: np.ndarray) -> Iterator[tuple[int, np.n
     """Yield the number and the training rows of each series that has some, float64."""
     for number, (first, end, *_) in enumerate(borders.tolist()):
         if end > first:
-            yield number, panel.values[first:end].astype(np.float64)
+            rows = panel.values[first:end]
+            yield number, rows.astype(np.float64)
 
 
 def trained_texts(panel: Panel, borders: np.ndarray) -> Texts:
