@@ -91,7 +91,7 @@ class Budget(NamedTuple):
 # fit without packing. Limits go down with the code.
 DEFAULT = Budget(74, 7, 41_500, 10.1, 350, 0, 0)
 TABULAR = Budget(77, 7, 46_250, 10.2, 350, 0, 0)
-FORECAST = Budget(85, 7, 52_300, 10.5, 350, 0, 0)
+FORECAST = Budget(85, 7, 52_200, 10.2, 350, 0, 0)
 VISION = Budget(74, 8, 46_300, 10.1, 350, 0, 0)
 CHAT = Budget(81, 11, 49_700, 10.1, 350, 0, 0)  # with its default extras, export and lora
 # Everything switched on.

@@ -65,9 +65,9 @@ class Samples(interfaces.Samples):
             file = store.source.get("file", "")
             raise UserError("no series can be forecast", file, f"give a series {what}")
         self._series = pieces[:, 6]
-        self._firsts = firsts
         self._ends = np.cumsum(counts)
-        self._before = self._ends - counts  # windows of the pieces before
+        before = self._ends - counts  # windows of the pieces before
+        self._offsets = firsts - before * self.stride
 
     @property
     def orders(self) -> dict[str, Any]:
@@ -78,18 +78,19 @@ class Samples(interfaces.Samples):
 
     def series_of(self, indices: np.ndarray) -> np.ndarray:
         """Return the place of each sample's series."""
-        return self._series[np.searchsorted(self._ends, indices, side="right")]
+        pieces = np.searchsorted(self._ends, indices, side="right")
+        return self._series[pieces]
 
     def first_targets(self, indices: np.ndarray) -> np.ndarray:
         """Return the row of the first target of each sample."""
         pieces = np.searchsorted(self._ends, indices, side="right")
-        return self._firsts[pieces] + (indices - self._before[pieces]) * self.stride
+        return self._offsets[pieces] + indices * self.stride
 
     def spans(self, indices: np.ndarray, epoch: int) -> dict[str, Spans]:
         is_absent = indices < 0
-        present = np.maximum(indices, 0)
-        starts = np.where(is_absent, -1, self.first_targets(present) - self.history)
-        series = np.where(is_absent, -1, self.series_of(present))
+        targets = self.first_targets(indices)
+        starts = np.where(is_absent, -1, targets - self.history)
+        series = np.where(is_absent, -1, self.series_of(indices))
         spans = {
             "rows": Spans(starts, self.history + self.horizon),
             "series": Spans(series, 1),
@@ -98,7 +99,8 @@ class Samples(interfaces.Samples):
         if "static" in self.store.arrays:
             spans["static"] = Spans(series, 1)
         if self.calendar:
-            spans[self.clock] = Spans(np.where(is_absent, -1, starts + self.history), self.horizon)
+            ahead = np.where(is_absent, -1, targets)
+            spans[self.clock] = Spans(ahead, self.horizon)
         return spans
 
     def batch(self, rows: dict[str, Rows]) -> Batch:
@@ -108,7 +110,7 @@ class Samples(interfaces.Samples):
         (B, K) and `calendar` (B, H, 2 × units) are in it if there are such columns.
         """
         values = rows["rows"].values
-        self.targets = self.targets.to(values.device, non_blocking=True)
+        ahead = values[:, self.history :]
         batch = {
             "rows": values[:, : self.history],
             "series": rows["series"].values[:, 0],
@@ -116,13 +118,14 @@ class Samples(interfaces.Samples):
         }
         if len(self.known):
             self.known = self.known.to(values.device, non_blocking=True)
-            batch["known"] = values[:, self.history :, self.known]
+            batch["known"] = ahead[:, :, self.known]
         if "static" in rows:
             batch["static"] = rows["static"].values[:, 0]
         if self.calendar:
             batch["calendar"] = phases(rows[self.clock].values, self.calendar)
         if self.split in SPLITS:
-            batch["target"] = values[:, self.history :, self.targets]
+            self.targets = self.targets.to(values.device, non_blocking=True)
+            batch["target"] = ahead[:, :, self.targets]
         return batch
 
 
@@ -142,7 +145,8 @@ def phases(times: Tensor, units: list[str]) -> Tensor:
         "month": month / 12,
         "yearday": yearday / 366,
     }
-    angles = 2 * torch.pi * torch.stack([parts[unit] for unit in units], -1)
+    turns = torch.stack([parts[unit] for unit in units], -1)
+    angles = 2 * torch.pi * turns
     return torch.cat([angles.sin(), angles.cos()], -1)
 
 

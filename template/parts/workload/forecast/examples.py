@@ -22,9 +22,11 @@ def examples(batch: Batch, predictions: Batch, project: Project) -> dict[str, Fi
     """Plot forecasts against truth, including the worst one, and the error by horizon."""
     truth = batch["target"][:, :, 0].numpy()
     forecast = predictions["prediction"][:, :, 0].numpy()
-    scale = batch["scale"][:, 1:, project.store.facts["targets"][0]].numpy()
+    target = project.store.facts["targets"][0]
+    scale = batch["scale"][:, 1:, target].numpy()
     error = np.abs(forecast - truth) / scale
-    worst = np.nan_to_num(np.nanmean(error, 1)).argmax()
+    of_window = np.nanmean(error, 1)
+    worst = np.nan_to_num(of_window).argmax()
     ahead = np.arange(1, truth.shape[1] + 1)
 
     figure = Figure(figsize=(11, 5.6), layout="constrained")
@@ -34,7 +36,8 @@ def examples(batch: Batch, predictions: Batch, project: Project) -> dict[str, Fi
         axes.plot(ahead, truth[number], ".-", label="truth")
         axes.plot(ahead, forecast[number], ".-", label="forecast")
     windows[0].legend()
-    windows[2].set_title(f"{windows[2].get_title()}, the worst of {len(truth):,} windows")
+    title = windows[2].get_title()
+    windows[2].set_title(f"{title}, the worst of {len(truth):,} windows")
     by_horizon.plot(ahead, np.nanmean(error, 0), ".-")
     title = "mean error by horizon, in deviations of the series"
     by_horizon.set(title=title, xlabel="rows ahead", ylim=(0, None))
@@ -46,8 +49,10 @@ def _plot_window(
 ) -> None:
     """Plot the history of a window, and the band between the lowest and the highest quantile."""
     history = batch["rows"][number, :, facts["targets"][0]]
-    name = facts["series"][int(batch["series"][number, 0])]
-    axes.set(title=f"series {name}" if name else f"window {number:,}", xlabel="rows ahead")
+    series = int(batch["series"][number, 0])
+    name = facts["series"][series]
+    title = f"series {name}" if name else f"window {number:,}"
+    axes.set(title=title, xlabel="rows ahead")
     axes.plot(range(1 - len(history), 1), history, color="0.6", label="history")
     bands = [name for name in predictions if name[0] == "q"]
     if bands:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import suppress
 
 import torch
@@ -26,8 +25,13 @@ class Mixer(nn.Module):
         self.input = nn.Linear(inputs, width)
         self.layers = nn.ModuleList()
         for _ in range(depth):
-            layers = [nn.LayerNorm(width), nn.Linear(width, width), nn.GELU()]
-            self.layers.append(nn.Sequential(*layers, nn.Linear(width, width)))
+            layer = nn.Sequential(
+                nn.LayerNorm(width),
+                nn.Linear(width, width),
+                nn.GELU(),
+                nn.Linear(width, width),
+            )
+            self.layers.append(layer)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return hidden units (B, width) for x (B, inputs)."""
@@ -40,25 +44,25 @@ class Mixer(nn.Module):
 class Columns(nn.Module):
     """Turns the codes of texts into columns of zeros and ones, and keeps all other columns."""
 
-    numbers: Tensor  # places of the columns of numbers
-    ranks: Tensor  # (C, codes): the place of a text's column, 0 for a text that is not in training
-
     def __init__(self, names: list[str], texts: dict[str, dict[str, int]]):
         """texts: the codes, from 1, of the texts in training, by column."""
         super().__init__()
         self.texts: dict[int, int] = {}  # how many there are, by place
-        numbers = []
+        numbers = []  # places of the columns of numbers
+        # The place of a text's column (C, codes); 0 for a text that is not in training.
         ranks = torch.zeros(len(names), MOST_TEXTS + 1, dtype=torch.int64)
         for place, name in enumerate(names):
             if name in texts:
                 codes = [*texts[name].values()]
-                ranks[place, codes] = 1 + torch.arange(len(codes))
-                self.texts[place] = len(codes)
+                size = len(codes)
+                ranks[place, codes] = 1 + torch.arange(size)
+                self.texts[place] = size
             else:
                 numbers.append(place)
-        self.register_buffer("numbers", torch.tensor(numbers, dtype=torch.int64), persistent=False)
-        self.register_buffer("ranks", ranks, persistent=False)
-        self.width = len(numbers) + sum(size + 1 for size in self.texts.values())
+        places = torch.tensor(numbers, dtype=torch.int64)
+        self.numbers = nn.Buffer(places, persistent=False)
+        self.ranks = nn.Buffer(ranks, persistent=False)
+        self.width = len(names) + sum(self.texts.values())
 
     def forward(self, scaled: Tensor, values: Tensor) -> Tensor:
         """Return (…, width) for standardized and original values (B, …, C)."""
@@ -66,18 +70,20 @@ class Columns(nn.Module):
             return scaled
         parts = [scaled[..., self.numbers]]
         for place, size in self.texts.items():
-            codes = self.ranks[place, values[..., place].long()]
+            codes = values[..., place].long()
+            ranks = self.ranks[place, codes]
             if self.training:
-                codes = forget(codes, 0)
-            is_text = functional.one_hot(codes, size + 1)
+                ranks = forget(ranks, 0)
+            is_text = functional.one_hot(ranks, size + 1)
             parts.append(is_text.to(scaled.dtype))
         return torch.cat(parts, -1)
 
 
 def forget(numbers: Tensor, unknown: int) -> Tensor:
     """Replace the numbers (B, …) of some windows by that of the unknown, so that it is trained."""
-    shape = [len(numbers)] + [1] * (numbers.dim() - 1)
-    is_forgotten = torch.rand(shape, device=numbers.device) < UNKNOWN
+    ones = [1] * (numbers.dim() - 1)
+    chances = torch.rand(len(numbers), *ones, device=numbers.device)
+    is_forgotten = chances < UNKNOWN
     return torch.where(is_forgotten, unknown, numbers)
 
 
@@ -88,31 +94,35 @@ class Quantiles(nn.Module):
     on the validation split (conformal prediction, Romano et al. 2019).
     """
 
-    levels: Tensor  # (Q,), ascending
-    widths: Tensor  # (Q,)
-
     def __init__(self, text: str):
         super().__init__()
         levels = read_levels(text)
         self.names = [f"q{level:g}" for level in levels]
         self.middle = levels.index(0.5)
-        self.register_buffer("levels", torch.tensor(levels), persistent=False)
-        self.register_buffer("widths", torch.ones(len(levels)), persistent=len(levels) > 1)
+        self.levels = nn.Buffer(torch.tensor(levels), persistent=False)  # (Q,), ascending
+        widths = torch.ones(len(levels))
+        self.widths = nn.Buffer(widths, persistent=len(levels) > 1)  # (Q,)
 
-    def forward(self, median: Tensor, spreads: Sequence[Tensor]) -> Tensor:
+    def forward(self, median: Tensor, spreads: list[Tensor]) -> Tensor:
         """Return quantiles (B, H, G, Q) of a median and Q − 1 spreads (B, H, G)."""
         if not spreads:
             return median[..., None]
-        steps = functional.softplus(torch.stack(list(spreads), -1))
-        below = -steps[..., : self.middle].flip(-1).cumsum(-1).flip(-1)
-        above = steps[..., self.middle :].cumsum(-1)
-        distances = torch.cat([below, torch.zeros_like(median)[..., None], above], -1)
-        return median[..., None] + distances
+        median = median[..., None]
+        steps = functional.softplus(torch.stack(spreads, -1))
+        lower = steps[..., : self.middle]
+        upper = steps[..., self.middle :]
+        below = lower.flip(-1).cumsum(-1).flip(-1)
+        above = upper.cumsum(-1)
+        zero = torch.zeros_like(median)
+        return median + torch.cat([-below, zero, above], -1)
 
     def loss(self, quantiles: Tensor, target: Tensor) -> Tensor:
         """Return twice the pinball loss (B, H, G): of a median alone, it is the absolute error."""
         error = target[..., None] - quantiles
-        return 2 * torch.maximum(self.levels * error, (self.levels - 1) * error).mean(-1)
+        too_low = self.levels * error
+        too_high = (self.levels - 1) * error
+        loss = torch.maximum(too_low, too_high)
+        return 2 * loss.mean(-1)
 
     def widened(self, quantiles: Tensor) -> Tensor:
         """Return the quantiles with calibrated distances from the median."""
@@ -125,11 +135,14 @@ class Quantiles(nn.Module):
         distance = (quantiles - median).abs().clamp(min=TINY)
         side = torch.where(self.levels < 0.5, -1, 1)
         ratio = side * (target[..., None] - median) / distance
-        places = (ratio.clamp(min=TINY).log2() + 8) * BINS / 16
+        exponents = ratio.clamp(min=TINY).log2()
+        places = (exponents + 8) * BINS / 16
         places = places.long().clamp(0, BINS - 1)
-        group = places + BINS * torch.arange(len(self.levels), device=places.device)
-        numbers = present[..., None].expand_as(group)
-        return Groups(BINS * len(self.levels), group.flatten(), numbers.flatten().float())
+        num_levels = len(self.levels)
+        firsts = BINS * torch.arange(num_levels, device=places.device)
+        group = places + firsts
+        counts = present[..., None].expand_as(group).float()
+        return Groups(BINS * num_levels, group.flatten(), counts.flatten())
 
     def measure(self, quantiles: Tensor, target: Tensor) -> dict[str, Tensor]:
         """Return coverage and width (B, H, G) of the interval from the first to the last one."""
@@ -143,11 +156,14 @@ class Quantiles(nn.Module):
 
     def calibrate(self, histogram: Tensor) -> None:
         """Set the widths so that each quantile covers its fraction of the targets."""
-        counts = histogram.view(len(self.levels), BINS)
-        covered = counts.cumsum(1) / counts.sum(1, keepdim=True).clamp(min=1)
-        wanted = torch.maximum(self.levels, 1 - self.levels).to(covered)
-        places = (covered < wanted[:, None]).sum(1).clamp(max=BINS - 1)
-        self.widths.copy_(torch.exp2((places + 0.5) * 16 / BINS - 8))
+        counts = histogram.view(-1, BINS)
+        totals = counts.sum(1, keepdim=True)
+        covered = counts.cumsum(1) / totals.clamp(min=1)
+        wanted = torch.maximum(self.levels, 1 - self.levels)
+        is_short = covered < wanted.to(covered)[:, None]
+        places = is_short.sum(1).clamp(max=BINS - 1)
+        exponents = (places + 0.5) * 16 / BINS - 8
+        self.widths.copy_(torch.exp2(exponents))
 
 
 def read_levels(text: str) -> list[float]:
@@ -155,8 +171,9 @@ def read_levels(text: str) -> list[float]:
     levels = []
     with suppress(ValueError):
         levels = [float(part) for part in text.split(",")]
-    is_ordered = levels == sorted(set(levels)) and all(0 < level < 1 for level in levels)
-    if not is_ordered or 0.5 not in levels:
+    is_ordered = levels == sorted(set(levels))
+    is_inside = all(0 < level < 1 for level in levels)
+    if not is_ordered or not is_inside or 0.5 not in levels:
         remedy = "give ascending numbers between 0 and 1, with 0.5, such as 0.1,0.5,0.9"
         raise UserError(f"'{text}' has no quantiles", "model.quantiles", remedy)
     return levels

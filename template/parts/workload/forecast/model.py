@@ -8,6 +8,7 @@ Shapes: `B` windows in a batch, `T` rows of history, `H` rows to forecast, `C` c
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,14 +33,6 @@ class Forecaster(nn.Module):
     """
 
     calibrated = ("quantiles.widths",)  # what `calibrate` sets
-
-    targets: Tensor  # (G,) columns; for a list, each step would wait
-    known: Tensor  # columns whose future is known
-    is_known: Tensor  # (C,)
-    mean: Tensor  # (C,)
-    std: Tensor
-    static_mean: Tensor  # (K,)
-    static_std: Tensor
 
     def __init__(self, settings: Settings, facts: dict[str, Any]):
         super().__init__()
@@ -67,26 +60,23 @@ class Forecaster(nn.Module):
         self.head = nn.Linear(sizes.width, num_outputs)
         self.linear = nn.Linear(self.history, self.horizon)
         self.ahead = nn.Linear(num_ahead, num_targets, bias=False) if num_ahead else None
-        self.embedding: nn.Module | None = None
-        if sizes.embedding:
-            self.embedding = nn.Embedding(self.num_series + 1, sizes.embedding)
+        numbers = sizes.embedding
+        self.embedding = nn.Embedding(self.num_series + 1, numbers) if numbers else None
 
     def _keep_columns(self, facts: dict[str, Any]) -> None:
-        """Keep scales and places of columns as buffers."""
-        is_known = torch.zeros(len(facts["columns"]), dtype=torch.bool)
-        is_known[facts["known"]] = True
-        places = {
-            "targets": torch.tensor(facts["targets"]),
-            "known": torch.tensor(facts["known"], dtype=torch.int64),
-            "is_known": is_known,
-            "static_mean": torch.tensor(facts["static_mean"]),
-            "static_std": torch.tensor(facts["static_std"]),
-        }
-        for name, values in places.items():
-            self.register_buffer(name, values, persistent=False)
+        """Keep scales and places of columns as buffers: for a list, each step would wait."""
+        known = facts["known"]  # columns whose future is known
+        places = range(len(facts["columns"]))
+        is_known = torch.tensor([place in known for place in places])
+        buffer = partial(nn.Buffer, persistent=False)  # checkpoints do not store it
+        self.targets = buffer(torch.tensor(facts["targets"]))  # (G,)
+        self.known = buffer(torch.tensor(known, dtype=torch.int64))
+        self.is_known = buffer(is_known)  # (C,)
+        self.static_mean = buffer(torch.tensor(facts["static_mean"]))  # (K,)
+        self.static_std = buffer(torch.tensor(facts["static_std"]))
         dtype = getattr(torch, facts["dtype"])
-        self.register_buffer("mean", torch.tensor(facts["mean"], dtype=dtype))
-        self.register_buffer("std", torch.tensor(facts["std"]))
+        self.mean = nn.Buffer(torch.tensor(facts["mean"], dtype=dtype))  # (C,)
+        self.std = nn.Buffer(torch.tensor(facts["std"]))
 
     def blocks(self) -> list[nn.Module]:
         """The MLP, which is compiled and checkpointed."""
@@ -102,14 +92,15 @@ class Forecaster(nn.Module):
             history = batch["rows"]
             of_window = history.nanmean(1, keepdim=True)
             mean = torch.where(of_window.isnan(), mean, of_window)
-            spread = (history - mean).square().nanmean(1, keepdim=True).sqrt().nan_to_num()
+            variance = (history - mean).square().nanmean(1, keepdim=True)
+            spread = variance.sqrt().nan_to_num()
             # A flat history would make everything after it huge.
             floor = torch.maximum(FLOOR * std, FLAT * mean.abs())
             std = torch.maximum(spread, floor)
         # The future of known columns is not in the history.
         mean = torch.where(self.is_known, self.mean, mean)
-        # The deviation of padding is 0.
-        return mean, torch.where(self.is_known, self.std, std).clamp(min=TINY)
+        std = torch.where(self.is_known, self.std, std)
+        return mean, std.clamp(min=TINY)  # the deviation of padding is 0
 
     # --- the forecast
 
@@ -121,13 +112,16 @@ class Forecaster(nn.Module):
         mean, std = self.scale(batch)
         # An empty cell, with --fill none, counts as the mean.
         history = ((batch["rows"] - mean) / std).float().nan_to_num()
-        inputs = [self.past(history, batch["rows"].nan_to_num()).flatten(1)]
+        past = self.past(history, batch["rows"].nan_to_num())
+        inputs = [past.flatten(1)]
         future = self.look_ahead(batch)
         if future is not None:
             inputs.append(future.flatten(1))
-        hidden = self.mixer(torch.cat([*inputs, *self.of_series(batch)], 1))
-        outputs = self.head(self.dropout(hidden)).float().unflatten(1, (self.horizon, -1))
-        median, *spreads = outputs.split(len(self.targets), 2)
+        inputs += self.of_series(batch)
+        hidden = self.mixer(torch.cat(inputs, 1))
+        outputs = self.head(self.dropout(hidden)).float()
+        by_step = outputs.unflatten(1, (self.horizon, -1))
+        median, *spreads = by_step.split(len(self.targets), 2)
         by_row = history[:, :, self.targets].transpose(1, 2)  # (B, G, T)
         median = median + self.linear(by_row).float().transpose(1, 2)
         if self.ahead is not None:
@@ -140,7 +134,8 @@ class Forecaster(nn.Module):
         parts = []
         if "known" in batch:
             values = batch["known"]
-            scaled = (values - self.mean[self.known]) / self.std[self.known]
+            mean = self.mean[self.known]
+            scaled = (values - mean) / self.std[self.known]
             parts.append(self.future(scaled.float(), values))
         if "calendar" in batch:
             parts.append(batch["calendar"])
@@ -178,13 +173,14 @@ class Forecaster(nn.Module):
 
         median = forecast[..., self.quantiles.middle]
         naive = self.repeat_season(batch, mean)
+        scaled_naive = ((naive - mean) / std).float()
         error = (median - target).abs()
         sums = {
             "mae": error,
             "mse": error.square(),
             "mae_original": error * std,
-            "loss_of_season": self.losses(((naive - mean) / std).float()[..., None], target),
-            "loss_of_mean": self.losses(torch.zeros_like(target)[..., None], target),
+            "loss_of_season": self.losses(scaled_naive[..., None], target),
+            "loss_of_mean": self.losses(torch.zeros_like(forecast[..., :1]), target),
             **self.quantiles.measure(forecast, target),
         }
         metrics = {name: ((values * present).sum(), total_weight) for name, values in sums.items()}
@@ -200,7 +196,7 @@ class Forecaster(nn.Module):
         """Return the values a season before (B, H, G), or the last one if no season fits."""
         history = batch["rows"][:, :, self.targets]
         ahead = torch.arange(self.horizon, device=history.device) % self.season
-        values = history[:, history.shape[1] - self.season + ahead]
+        values = history[:, self.history - self.season + ahead]
         return torch.where(values.isnan(), mean, values)
 
     def calibrate(self, sums: Batch) -> None:
@@ -210,7 +206,8 @@ class Forecaster(nn.Module):
     def predict(self, batch: Batch) -> dict[str, Tensor]:
         """Return `prediction` (B, H, G), and the quantiles by name, in the targets' own units."""
         forecast, mean, std = self.forecast(batch)
-        levels = [part * std + mean for part in self.quantiles.widened(forecast).unbind(-1)]
+        quantiles = self.quantiles.widened(forecast)
+        levels = [level * std + mean for level in quantiles.unbind(-1)]
         predictions = {"prediction": levels[self.quantiles.middle]}
         if len(levels) > 1:
             predictions |= dict(zip(self.quantiles.names, levels, strict=True))

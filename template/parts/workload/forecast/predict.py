@@ -70,7 +70,8 @@ def predicted(arguments: argparse.Namespace, project: Any) -> dict[str, Any]:
         windows = collected(project, loader)
         index = windows.pop("index")
         store = samples.store
-        window, ahead, target = np.indices(windows["prediction"].shape).reshape(3, -1)
+        shape = windows["prediction"].shape
+        window, ahead, target = np.indices(shape).reshape(3, -1)
         rows = samples.first_targets(index)[window] + ahead
         facts = store.facts
         return {
@@ -95,21 +96,22 @@ def check_future(samples: Samples) -> None:
     facts = store.facts
     values = store.arrays["rows"].rows()
     pieces = store.arrays["pieces"].rows()
-    has_future = pieces[:, 5] > pieces[:, 4]
-    is_short = pieces[:, 4] - pieces[:, 0] < samples.history
-    for *_, end, stop, series in pieces[has_future & ~is_short]:
+    firsts, *_, ends, stops, series = pieces.T
+    has_future = stops > ends
+    is_short = ends - firsts < samples.history
+    for *_, end, stop, number in pieces[has_future & ~is_short]:
         is_missing = np.isnan(values[end:stop, facts["known"]])
         if is_missing.any():
             row, column = np.argwhere(is_missing)[0]
             name = facts["columns"][facts["known"][column]]
             time = dates(store, np.array([end + row]))[0]
-            where = f"series '{all_series(store)[series]}', {time}"
+            where = f"series '{all_series(store)[number]}', {time}"
             what = f"no value of '{name}' in a row to forecast"
             raise UserError(what, where, "add rows with known columns and empty targets")
-    short = pieces[has_future & is_short, 6]
+    short = series[has_future & is_short]
     tell_skipped(f"series with fewer than {samples.history} rows", short, samples)
     if samples.split == "future":
-        ended = np.setdiff1d(pieces[:, 6], pieces[has_future, 6])
+        ended = np.setdiff1d(series, series[has_future])
         tell_skipped("series that end without rows to forecast", ended, samples)
 
 

@@ -41,16 +41,19 @@ def sum_by_series(compared: Compared, series: Tensor, num_series: int) -> Groups
         both = (values.abs() + size).clamp(min=TINY)
         columns += [error, 200 * error / both]
     numbers = torch.stack(columns, 1)  # (B, 6, H, G)
-    sums = torch.where(present[:, None], numbers, 0).sum(2)
-    return Groups(num_series, series, sums)
+    numbers = torch.where(present[:, None], numbers, 0)
+    return Groups(num_series, series, numbers.sum(2))
 
 
 def sum_by_step(compared: Compared) -> Groups:
     """Return errors and sizes (H, 2), to be added up by row of the forecast."""
     forecast, _, truth, present = compared
-    numbers = torch.stack([(forecast - truth).abs(), truth.abs()], -1)  # (B, H, G, 2)
-    sums = torch.where(present[..., None], numbers, 0).sum((0, 2))
-    return Groups(len(sums), torch.arange(len(sums), device=sums.device), sums)
+    error = (forecast - truth).abs()
+    numbers = torch.stack([error, truth.abs()], -1)  # (B, H, G, 2)
+    numbers = torch.where(present[..., None], numbers, 0)
+    sums = numbers.sum((0, 2))
+    steps = torch.arange(len(sums), device=sums.device)
+    return Groups(len(sums), steps, sums)
 
 
 # --- of a whole split
@@ -66,38 +69,46 @@ def finish(metrics: dict[str, float], store: Store, split: str, sums: Batch) -> 
     of_series = sums["series"].numpy()  # (S, 6, G)
     scale = scales(store, split)
     results = dict(metrics)
-    simple = [results.pop(name) for name in metrics if name.startswith("loss_of_")]
-    means = mean_errors(of_series)
-    results |= over_series("mase", means[:, 2] / scale, means[:, 4] / scale)
-    results |= over_series("smape", means[:, 3], means[:, 5])
-    totals = of_series.sum((0, 2))
-    results["wape"] = float(totals[2] / max(totals[1], TINY))
-    is_flat = (of_series[:, 0] > 0) & np.isnan(scale)
+    baseline = min(results.pop("loss_of_season"), results.pop("loss_of_mean"))
+    _, _, error, percent, naive, naive_percent = mean_errors(of_series)
+    results |= over_series("mase", error / scale, naive / scale)
+    results |= over_series("smape", percent, naive_percent)
+    _, total_size, total_error, *_ = of_series.sum((0, 2))
+    results["wape"] = float(total_error / max(total_size, TINY))
+    has_truth = of_series[:, 0] > 0
+    is_flat = has_truth & np.isnan(scale)
     if is_flat.any():
         results["flat_series"] = int(is_flat.sum())
-    return {**results, "baseline_loss": min(simple)}
+    results["baseline_loss"] = baseline
+    return results
 
 
 def scales(store: Store, split: str) -> np.ndarray:
     """Return the seasonal differences (S, G), nan for a series that is flat."""
-    differences = store.arrays["season"].rows()[:, SPLITS.index(split)]
-    return np.where(differences > 0, differences, np.nan)
+    differences = store.arrays["season"].rows()  # (S, 3, G)
+    of_split = differences[:, SPLITS.index(split)]
+    return np.where(of_split > 0, of_split, np.nan)
 
 
 def mean_errors(of_series: np.ndarray) -> np.ndarray:
-    """Return the means of what `sum_by_series` adds up (S, 6, G), nan without a truth."""
+    """Return the means of what `sum_by_series` adds up (6, S, G), nan without a truth."""
     count = of_series[:, :1]
-    return np.where(count > 0, of_series / np.maximum(count, 1), np.nan)
+    means = of_series / np.maximum(count, 1)
+    means = np.where(count > 0, means, np.nan)
+    return means.swapaxes(0, 1)
 
 
 def over_series(name: str, values: np.ndarray, naive: np.ndarray) -> dict[str, float]:
     """Return mean and median over the series, and the mean of the seasonal naive forecast."""
     if np.isnan(values).all():
         return {name: math.nan}
+    mean = np.nanmean(values)
+    median = np.nanmedian(values)
+    naive_mean = np.nanmean(naive)
     return {
-        name: float(np.nanmean(values)),
-        f"{name}_median": float(np.nanmedian(values)),
-        f"{name}_naive": float(np.nanmean(naive)),
+        name: float(mean),
+        f"{name}_median": float(median),
+        f"{name}_naive": float(naive_mean),
     }
 
 
@@ -105,14 +116,16 @@ def details(store: Store, split: str, sums: Batch) -> list[str]:
     """Return lines for `evaluate`: the error by row of the forecast, and the worst series."""
     error, size = sums["step"].numpy().T
     by_step = error / np.maximum(size, TINY)
-    steps = np.unique(np.linspace(0, len(by_step) - 1, 6).round().astype(int))
-    listed = ", ".join(f"{step + 1}: {by_step[step]:.3g}" for step in steps)
+    last = len(by_step) - 1
+    steps = np.linspace(0, last, 6).round().astype(int)
+    listed = ", ".join(f"{step + 1}: {by_step[step]:.3g}" for step in np.unique(steps))
     lines = [f"wape by row ahead: {listed}"]
-    mase = mean_errors(sums["series"].numpy())[:, 2] / scales(store, split)
+    means = mean_errors(sums["series"].numpy())
+    mase = means[2] / scales(store, split)
     worst = np.nan_to_num(mase).max(1)
-    order = np.argsort(-worst, kind="stable")[:5]
+    order = np.argsort(-worst, kind="stable")
     names = store.facts["series"]
     if len(names) > 1:
-        listed = ", ".join(f"{names[number]}: {worst[number]:.3g}" for number in order)
+        listed = ", ".join(f"{names[number]}: {worst[number]:.3g}" for number in order[:5])
         lines.append(f"worst series by mase: {listed}")
     return lines

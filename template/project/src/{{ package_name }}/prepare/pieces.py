@@ -5,6 +5,7 @@ A piece is a series, or a part of it between two gaps that are longer than `--ma
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -27,19 +28,20 @@ class Windows(NamedTuple):
 def find_borders(panel: Panel, split: str, split_by: str) -> np.ndarray:
     """Return where each series begins and where its splits end, (S, 4) rows."""
     if split_by == "end":
-        rest, _, rows = split.partition(",")
-        if rest.strip() != "rest" or "." in rows:
+        train, _, rows = split.partition(",")
+        if train.strip() != "rest" or "." in rows:
             remedy = "give the rest and rows of each series, such as rest,48,48"
             raise UserError(f"'{split}' is not a split by end", "--split", remedy)
-        _, *sizes = split_shares(f"0,{rows}")
-        return borders_by_end(panel, [int(size) for size in sizes])
+        _, validation, test = split_shares(f"0,{rows}")
+        return borders_by_end(panel, [int(validation), int(test)])
     if split_by == "series":
         return borders_by_series(panel, split)
     if len(panel.keys) > 1 and sum(split_shares(split)) > 1.5:
         remedy = "give fractions, or rows of each series with --split-by end"
         raise UserError("rows of which series?", f"--split {split}", remedy)
-    num_rows = int((panel.ends - panel.firsts).sum())
-    return borders_by_time(panel, split_sizes(split, num_rows))
+    num_rows = panel.ends - panel.firsts
+    sizes = split_sizes(split, int(num_rows.sum()))
+    return borders_by_time(panel, sizes)
 
 
 def borders_by_end(panel: Panel, sizes: list[int]) -> np.ndarray:
@@ -55,37 +57,35 @@ def borders_by_end(panel: Panel, sizes: list[int]) -> np.ndarray:
 
 def borders_by_series(panel: Panel, split: str) -> np.ndarray:
     """Return the borders of splits that have different series, which are drawn at random."""
-    sizes = split_sizes(split, len(panel.keys))
+    num_series = len(panel.keys)
+    sizes = split_sizes(split, num_series)
     split_of = np.repeat(np.arange(3), sizes)  # fewer than the series, if the sizes are numbers
-    order = np.random.RandomState(0).permutation(len(panel.keys))
+    order = np.random.RandomState(0).permutation(num_series)
     borders = np.repeat(panel.firsts[:, None], 4, 1)
-    for number, part in zip(order, split_of, strict=False):
-        borders[number, part + 1 :] = panel.ends[number]
+    for number, place in zip(order, split_of, strict=False):
+        borders[number, place + 1 :] = panel.ends[number]
     return borders
 
 
 def borders_by_time(panel: Panel, sizes: list[int]) -> np.ndarray:
     """Return the borders of splits that begin at the same times in all series.
 
-    sizes: how many rows each split has, of all series together.
+    sizes: how many rows each split has, of all series together. The time before which so many rows
+    with targets are is found without sorting them.
     """
+    first = int(panel.times.min())
+    last = int(panel.times.max())
+    times = range(first, last + 1)
+
+    def rows_until(time: int) -> int:
+        rows = rows_before(panel, time + 1) - panel.firsts
+        return int(rows.sum())
+
     columns = [panel.firsts]
-    for num_rows in np.cumsum(sizes):
-        columns.append(rows_before(panel, time_of(panel, int(num_rows))))
+    for num_rows in np.cumsum(sizes).tolist():
+        time = first + bisect_right(times, num_rows, key=rows_until)
+        columns.append(rows_before(panel, time))
     return np.stack(columns, 1)
-
-
-def time_of(panel: Panel, num_rows: int) -> int:
-    """Return the time before which so many rows with targets are, found without sorting them."""
-    low = int(panel.times.min())
-    high = int(panel.times.max()) + 1
-    while low < high:
-        middle = (low + high) // 2
-        if (rows_before(panel, middle + 1) - panel.firsts).sum() <= num_rows:
-            low = middle + 1
-        else:
-            high = middle
-    return low
 
 
 def rows_before(panel: Panel, time: int) -> np.ndarray:
@@ -95,9 +95,11 @@ def rows_before(panel: Panel, time: int) -> np.ndarray:
     """
     low = panel.firsts.copy()
     high = panel.ends.copy()
+    last = len(panel.times) - 1
     while (low < high).any():
         middle = (low + high) // 2
-        is_before = (low < high) & (panel.times[np.minimum(middle, len(panel.times) - 1)] < time)
+        times = panel.times[np.minimum(middle, last)]
+        is_before = (low < high) & (times < time)
         low = np.where(is_before, middle + 1, low)
         high = np.where(is_before, high, middle)
     return low
@@ -112,8 +114,8 @@ def find_pieces(panel: Panel, borders: np.ndarray) -> np.ndarray:
     starts = np.unique([*panel.firsts, *panel.breaks])
     ends = np.append(starts[1:], len(panel.times))
     series = np.searchsorted(panel.firsts, starts, side="right") - 1
-    rows = np.column_stack([borders, panel.ends])[series]
-    within = np.clip(rows, starts[:, None], ends[:, None])
+    limits = np.column_stack([borders, panel.ends])
+    within = np.clip(limits[series], starts[:, None], ends[:, None])
     return np.column_stack([within, ends, series])
 
 
@@ -127,19 +129,18 @@ def first_targets(
     the rows after each history. stride: rows from window to window; the last window of a piece
     always counts.
     """
-    firsts = pieces[:, 0] + history
+    *borders, ends, stops, _ = pieces.T
+    firsts = borders[0] + history
     if split in SPLITS:
         place = SPLITS.index(split)
-        firsts = np.maximum(firsts, pieces[:, place])
-        lasts = pieces[:, place + 1] - horizon
+        firsts = np.maximum(firsts, borders[place])
+        lasts = borders[place + 1] - horizon
     else:
-        lasts = np.minimum(pieces[:, 4], pieces[:, 5] - horizon)
+        lasts = np.minimum(ends, stops - horizon)
     if split == "future":
-        has_future = pieces[:, 5] > pieces[:, 4]
-        lasts = np.where(has_future, lasts, -1)
-        firsts = np.maximum(firsts, pieces[:, 4])
+        firsts = np.maximum(firsts, ends)
     counts = np.maximum(lasts - firsts + stride, 0) // stride
-    return np.maximum(lasts - (counts - 1) * stride, 0), counts
+    return lasts - (counts - 1) * stride, counts
 
 
 def count_windows(pieces: np.ndarray, keys: Sequence[str], windows: Windows) -> list[str]:
@@ -150,20 +151,23 @@ def count_windows(pieces: np.ndarray, keys: Sequence[str], windows: Windows) -> 
     """
     history = windows.history
     horizon = windows.horizon
+    *borders, _, _, series = pieces.T
     counts = []
     for place, name in enumerate(SPLITS):
         stride = windows.stride if place else 1
-        _, found = first_targets(pieces, name, history, horizon, stride)
-        sizes = pieces[:, place + 1] - pieces[:, place]
-        if found.sum() == 0 and (name != "test" or sizes.any()):
-            flag = "--horizon" if sizes.max() < horizon else "--history"
-            rows = f"{sizes.max():,} rows of a series"
-            what = f"no window fits into the split {name}, which has at most {rows}"
+        _, of_pieces = first_targets(pieces, name, history, horizon, stride)
+        count = of_pieces.sum()
+        sizes = borders[place + 1] - borders[place]
+        if count == 0 and (name != "test" or sizes.any()):
+            longest = sizes.max()
+            flag = "--horizon" if longest < horizon else "--history"
+            most = f"at most {longest:,} rows of a series"
+            what = f"no window fits into the split {name}, which has {most}"
             remedy = f"give it more rows, or `prepare` with a smaller {flag}"
             raise UserError(what, flag, remedy)
-        counts.append(f"{found.sum():,} {name}")
-    _, found = first_targets(pieces, "every", history, horizon)
-    of_series = np.bincount(pieces[:, 6], found, minlength=len(keys))
+        counts.append(f"{count:,} {name}")
+    _, of_pieces = first_targets(pieces, "every", history, horizon)
+    of_series = np.bincount(series, of_pieces, minlength=len(keys))
     short = np.flatnonzero(of_series == 0)
     if len(short):
         names = ", ".join(keys[number] for number in short[:5])

@@ -6,7 +6,8 @@ series; in a folder, each file is one.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections import defaultdict
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,10 +16,7 @@ import pyarrow.compute as pc
 from ..engine.errors import UserError
 from .clocks import default_time
 from .panel import MOST_TEXTS, Roles
-from .tables import STRING, place_of
-
-if TYPE_CHECKING:
-    from .tables import RowBlock, Source
+from .tables import STRING, RowBlock, Source, place_of
 
 CALENDAR = ("hour", "weekday", "day", "month", "yearday")
 NAME_IT = "give each row the name of its series; if NA is a name, add --keep-na"
@@ -28,7 +26,8 @@ FIX = "fix it, or see --series for names, --known and --static for texts, --drop
 def listed(flags: dict[str, Any], name: str) -> list[str]:
     """Return the columns in a flag, which commas separate."""
     text = flags.get(name) or ""
-    return [part.strip() for part in text.split(",") if part.strip()]
+    names = [part.strip() for part in text.split(",")]
+    return [name for name in names if name]
 
 
 def choose_roles(block: RowBlock, flags: dict[str, Any]) -> Roles:
@@ -44,10 +43,10 @@ def choose_roles(block: RowBlock, flags: dict[str, Any]) -> Roles:
     known = listed(flags, "known")
     targets = listed(flags, "targets")
     named = [] if time == "none" else [time]
-    given = {"time-column": named, "series": series, "static": static, "drop": drop}
-    check_roles(block, {**given, "known": known, "targets": targets})
-    apart = {name for names in given.values() for name in names}
-    values = [name for name in block.columns if name not in apart]
+    apart = {"time-column": named, "series": series, "static": static, "drop": drop}
+    check_roles(block, {**apart, "known": known, "targets": targets})
+    others = [*named, *series, *static, *drop]
+    values = [name for name in block.columns if name not in others]
     targets = targets or [name for name in values if name not in known]
     if not targets:
         raise UserError("no column to forecast", "--targets", "name one, or several with commas")
@@ -96,28 +95,33 @@ def find_texts(source: Source, names: list[str]) -> dict[str, dict[str, int]]:
     All rows are read, for a column may be empty in the first ones, such as of holidays, or have
     numbers there, such as 0 and later `a`.
     """
-    seen: dict[str, set[str]] = {name: set() for name in names}
-    numbers = set()  # columns that have one
-    texts: dict[str, dict[str, int]] = {}
-    for block in source.blocks() if names else ():
+    if not names:
+        return {}
+    seen: dict[str, set[str]] = defaultdict(set)  # by column
+    with_numbers = set()
+    with_texts = []
+    for block in source.blocks():
         for name in names:
             if len(seen[name]) <= MOST_TEXTS:
-                seen[name].update(cells_of(block, name).unique().to_pylist())
+                cells = cells_of(block, name)
+                seen[name].update(cells.unique().to_pylist())
             values = block.parse(name)
-            is_text = np.isinf(values)
             if np.isfinite(values).any():
-                numbers.add(name)
-            if is_text.any() and name not in texts:
-                texts[name] = {}
+                with_numbers.add(name)
+            is_text = np.isinf(values)
+            if is_text.any() and name not in with_texts:
+                with_texts.append(name)
                 text = block.column(name)[int(is_text.argmax())]
                 print(f"note: column '{name}' is read as categories, such as '{text}'")
-    for name in names:
-        if name in texts or name not in numbers:
-            texts[name] = {text: code for code, text in enumerate(sorted(seen[name]), start=1)}
-            if len(texts[name]) > MOST_TEXTS:
-                what = f"more than {MOST_TEXTS:,} different texts"
-                where = f"{source.path}, column '{name}'"
-                raise UserError(what, where, f"are they numbers? If not, --drop {name}")
+    texts = {}
+    empty = [name for name in names if name not in {*with_numbers, *with_texts}]
+    for name in [*with_texts, *empty]:
+        if len(seen[name]) > MOST_TEXTS:
+            what = f"more than {MOST_TEXTS:,} different texts"
+            where = f"{source.path}, column '{name}'"
+            raise UserError(what, where, f"are they numbers? If not, --drop {name}")
+        codes = enumerate(sorted(seen[name]), start=1)
+        texts[name] = {text: code for code, text in codes}
     return texts
 
 
@@ -132,5 +136,6 @@ def read_column(block: RowBlock, name: str, roles: Roles) -> np.ndarray:
         return block.numbers(name, FIX)
     code_of = roles.texts[name]
     cells = cells_of(block, name).dictionary_encode()
-    codes = [code_of.get(text, 0) for text in cells.dictionary.to_pylist()]
-    return np.array(codes, np.float64)[cells.indices.to_numpy()]
+    texts = cells.dictionary.to_pylist()
+    codes = np.array([code_of.get(text, 0) for text in texts], np.float64)
+    return codes[cells.indices.to_numpy()]

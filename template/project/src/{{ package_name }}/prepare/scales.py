@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 
 import numpy as np
@@ -21,13 +22,16 @@ def find_season(panel: Panel, borders: np.ndarray, history: int, given: int | No
 
     given: the number in --season. Raises `UserError` if no window, or no series, has so many rows.
     """
-    longest = int((borders[:, 1] - borders[:, 0]).max())
+    sizes = borders[:, 1] - borders[:, 0]
+    longest = int(sizes.max())
     most = min(history, longest - 1)
     if given is None or longest < 2:  # without training rows, the split is what is wrong
-        season = rows_of_season(panel.grid, panel.roles.time != "none")
-        if season > most:
-            print(f"note: a season of {season} rows is longer than --history, so none is used")
-        return season if season <= most else 1
+        has_times = panel.roles.time != "none"
+        season = rows_of_season(panel.grid, has_times)
+        if season <= most:
+            return season
+        print(f"note: a season of {season} rows is longer than --history, so none is used")
+        return 1
     if not 1 <= given <= most:
         what = f"a window has {history:,} rows of history, a series up to {longest:,} in training"
         remedy = f"give at most {most:,}, such as 24 for hours, or a larger --history"
@@ -43,35 +47,41 @@ def rows_of_season(grid: Grid, has_times: bool) -> int:
         return max(12 // grid.months, 1)
     if grid.step == WEEK:
         return 52
-    slots = np.array(grid.open or range(WEEK // grid.step))
+    per_week = WEEK // grid.step
+    slots = np.array(grid.open or range(per_week))
     if grid.step == DAY:
         return len(slots)
     if DAY % grid.step:
         return 1
-    return len(slots) // len(np.unique(slots * grid.step // DAY))  # of the hours that are open
+    days = np.unique(slots * grid.step // DAY)
+    return len(slots) // len(days)  # of the hours that are open
 
 
 def training_rows(panel: Panel, borders: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
     """Yield the number and the training rows of each series that has some, float64."""
     for number, (first, end, *_) in enumerate(borders.tolist()):
         if end > first:
-            yield number, panel.values[first:end].astype(np.float64)
+            rows = panel.values[first:end]
+            yield number, rows.astype(np.float64)
 
 
 def trained_texts(panel: Panel, borders: np.ndarray) -> Texts:
     """Return the texts in the training rows, with their codes; to a model, all others are one."""
     roles = panel.roles
-    seen: dict[str, set[float]] = {name: set() for name in roles.texts}
+    seen: dict[str, set[float]] = defaultdict(set)  # codes by column
     for number, values in training_rows(panel, borders):
         for name in roles.texts:
             if name in roles.static:
-                codes = panel.static[[number], roles.static.index(name)]
+                place = roles.static.index(name)
+                seen[name].add(panel.static[number, place])
             else:
-                codes = np.unique(values[:, roles.values.index(name)])
-            seen[name].update(codes.tolist())
+                place = roles.values.index(name)
+                codes = np.unique(values[:, place])
+                seen[name].update(codes)
     texts = {}
     for name, code_of in roles.texts.items():
-        texts[name] = {text: code for text, code in code_of.items() if code in seen[name]}
+        trained = seen[name]
+        texts[name] = {text: code for text, code in code_of.items() if code in trained}
     return texts
 
 
@@ -81,39 +91,40 @@ def measure(panel: Panel, borders: np.ndarray, history: int) -> tuple[np.ndarray
     Missing values are left out. A series without training rows has those of its first `history`
     rows, which each of its windows knows. What it lacks there is that of all.
     """
-    is_trained = borders[:, 1:2] > borders[:, :1]
-    counts, means, squares = moments(panel, with_first_history(borders, history))
+    first, end, _, last = borders.T
+    end_of_history = np.minimum(first + history, last)
+    known = np.where(end > first, end, end_of_history)
+    rows = np.column_stack([first, known])
+    counts, means, squares = moments(panel, rows)
+
+    is_trained = (end > first)[:, None]
     of_training = counts * is_trained
     total = np.maximum(of_training.sum(0), 1)
     mean = (of_training * means).sum(0) / total
-    around_mean = is_trained * squares + of_training * np.square(means - mean)
-    std = usable(np.sqrt(around_mean.sum(0) / total), mean)
-    for_constant = np.where(is_trained, 1, std)
-    stds = usable(np.sqrt(squares / np.maximum(counts, 1)), means, for_constant)
-    has_rows = counts > 0
-    of_series = [np.where(has_rows, means, mean), np.where(has_rows, stds, std)]
-    return np.stack(of_series, 1), np.stack([mean, std])
+    distances = np.square(means - mean)
+    around_mean = is_trained * squares + of_training * distances
+    variance = around_mean.sum(0) / total
+    std = usable(np.sqrt(variance), mean)
 
-
-def with_first_history(borders: np.ndarray, history: int) -> np.ndarray:
-    """Return the borders; a series without training rows gets its first `history` rows as such."""
-    first = borders[:, 0]
-    end = borders[:, 1]
-    end_of_history = np.minimum(first + history, borders[:, 3])
-    known = borders.copy()
-    known[:, 1] = np.where(end > first, end, end_of_history)
-    return known
+    variances = squares / np.maximum(counts, 1)
+    for_constant = np.where(of_training > 0, 1, std)
+    stds = usable(np.sqrt(variances), means, for_constant)
+    means = np.where(counts > 0, means, mean)
+    of_series = np.stack([means, stds], 1)
+    return of_series, np.stack([mean, std])
 
 
 def moments(panel: Panel, borders: np.ndarray) -> np.ndarray:
     """Return the counts, means, and sums of squares around them, of each series: (3, S, C)."""
-    found = np.zeros((3, len(panel.keys), len(panel.roles.values)))
-    counts, means, squares = found
+    shape = (3, len(panel.keys), len(panel.roles.values))
+    results = np.zeros(shape)
     for number, values in training_rows(panel, borders):
-        counts[number] = (~np.isnan(values)).sum(0)
-        means[number] = np.nansum(values, 0) / np.maximum(counts[number], 1)
-        squares[number] = np.nansum(np.square(values - means[number]), 0)
-    return found
+        is_known = ~np.isnan(values)
+        count = is_known.sum(0)
+        mean = np.nansum(values, 0) / np.maximum(count, 1)
+        squares = np.square(values - mean)
+        results[:, number] = [count, mean, np.nansum(squares, 0)]
+    return results
 
 
 def usable(std: np.ndarray, mean: np.ndarray, for_constant: np.ndarray | float = 1) -> np.ndarray:
@@ -129,12 +140,15 @@ def season_errors(panel: Panel, borders: np.ndarray, season: int) -> np.ndarray:
     of a series which begins in the split from the rows of the split. Nan: there is none.
     """
     targets = panel.roles.places(panel.roles.targets)
-    errors = np.full((len(borders), len(SPLITS), len(targets)), np.nan)
-    for number, (first, *ends) in enumerate(borders.tolist()):
-        values = panel.values[first : ends[2], targets].astype(np.float64)
-        for place, before in enumerate([ends[0], ends[0], ends[1]]):
-            end = before if before > first else ends[place]
-            errors[number, place] = season_error(values[: end - first], season)
+    shape = (len(borders), len(SPLITS), len(targets))
+    errors = np.full(shape, np.nan)
+    for number, (first, train, validation, end) in enumerate(borders.tolist()):
+        values = panel.values[first:end, targets].astype(np.float64)
+        before_validation = train if train > first else validation
+        before_test = validation if validation > first else end
+        for place, last in enumerate([train, before_validation, before_test]):
+            rows = values[: last - first]
+            errors[number, place] = season_error(rows, season)
     return errors
 
 
@@ -143,4 +157,5 @@ def season_error(values: np.ndarray, season: int) -> np.ndarray:
     lag = season if len(values) > season else 1
     changes = np.abs(values[lag:] - values[:-lag])
     counts = (~np.isnan(changes)).sum(0)
-    return np.where(counts, np.nansum(changes, 0) / np.maximum(counts, 1), np.nan)
+    means = np.nansum(changes, 0) / np.maximum(counts, 1)
+    return np.where(counts, means, np.nan)

@@ -15,10 +15,13 @@ from .splits import SPLITS
 
 def write_panel(writer: StoreWriter, panel: Panel, borders: np.ndarray, windows: Windows) -> None:
     """Write all that training needs, and describe it."""
-    roles = replace(panel.roles, texts=trained_texts(panel, borders))
-    of_series, scale = measure(panel, borders, windows.history)
+    texts = trained_texts(panel, borders)
+    roles = replace(panel.roles, texts=texts)
+    of_series, of_all = measure(panel, borders, windows.history)
+    mean, std = of_all.tolist()
     is_trained = borders[:, 1] > borders[:, 0]
-    numbers = np.where(is_trained, np.arange(len(is_trained)), len(is_trained))
+    num_series = len(panel.keys)
+    numbers = np.where(is_trained, np.arange(num_series), num_series)
     static = panel.static[is_trained].astype(np.float64)
     static_mean = static.mean(0)
     static_std = usable(static.std(0), static_mean)
@@ -31,14 +34,15 @@ def write_panel(writer: StoreWriter, panel: Panel, borders: np.ndarray, windows:
         "columns": roles.values,
         "targets": roles.places(roles.targets),
         "known": roles.places(roles.known),
-        "mean": scale[0].tolist(),
-        "std": scale[1].tolist(),
+        "mean": mean,
+        "std": std,
         "scales": of_series.astype(panel.values.dtype).tolist(),
         "static_mean": static_mean.tolist(),
         "static_std": static_std.tolist(),
         "dtype": str(panel.values.dtype),
     }
-    writer.append("season", season_errors(panel, borders, windows.season))
+    errors = season_errors(panel, borders, windows.season)
+    writer.append("season", errors)
     write_series(writer, panel, borders, of_series)
 
 
@@ -51,12 +55,16 @@ def write_series(
     """
     facts = writer.facts
     number_of = dict(zip(facts["series"], facts["numbers"], strict=True))
-    numbers = [number_of.get(key, len(number_of)) for key in panel.keys]
+    unknown = len(number_of)
+    numbers = [number_of.get(key, unknown) for key in panel.keys]
+    places = np.arange(len(numbers))
     writer.append("pieces", find_pieces(panel, borders))
-    writer.append("series", np.column_stack([np.arange(len(numbers)), numbers]))
+    writer.append("series", np.column_stack([places, numbers]))
     if panel.roles.static:
         writer.append("static", panel.static)
     writer.append("scale", scales.astype(panel.values.dtype))
-    ends = np.cumsum(np.diff(borders, axis=1).sum(0)).tolist()
-    for name, first, end in zip(SPLITS, [0, *ends], ends, strict=False):
-        writer.splits[name] = [first, end]
+    sizes = np.diff(borders, axis=1).sum(0)
+    first = 0
+    for name, size in zip(SPLITS, sizes.tolist(), strict=True):
+        writer.splits[name] = [first, first + size]
+        first += size
