@@ -104,6 +104,14 @@ def test_a_calendar_is_that_of_the_rows():
         assert PANEL.module("prepare.scales").rows_of_season(grid, True) == season, name
 
 
+def test_rows_at_no_usual_distance_have_a_step_too():
+    """The middle of the distances is between two that are far apart."""
+    days = np.cumsum([0, *range(1, 7), *range(100, 106)])
+    times = DAYS[0].astype("M8[s]").astype(np.int64) + 86_400 * days
+    grid = PANEL.module("prepare.grid").find_grid(times, np.array([len(times)]))
+    assert 5 * 86_400 <= grid.step <= 6 * 86_400
+
+
 def test_a_row_in_a_closed_slot_is_one_of_its_own():
     """A shop that opens on few Sundays: no row is absent around these, and the next one is a
     Monday."""
