@@ -49,8 +49,8 @@ BROKEN = {
     "a target that counts as known": Broken(
         "forecast",
         "dataset.py",
-        "values[:, self.history :, self.known]",
-        "values[:, self.history :, self.targets]",
+        "ahead[:, :, self.known]",
+        "ahead[:, :, self.targets]",
         "future",
         "row 56 of 'rows' makes target 0",
     ),

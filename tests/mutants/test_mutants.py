@@ -33,9 +33,11 @@ hypothesis.settings.register_profile(
 SECONDS = 300  # until a test that hangs is killed, with the processes that it started
 
 
-def faulty(fault, folder):
-    """Copy the template with the fault in it. Raises LookupError where the fault has no place."""
-    template = copy_template(folder) / "template"
+def edited(fault, template):
+    """Return the file of a fault, and its text with the fault in it.
+
+    Raises LookupError where the fault has no place.
+    """
     (package,) = (template / "project/src").iterdir()
     places = (template / fault.file, package / fault.file, package / f"{fault.file}.jinja")
     paths = [path for path in places if path.is_file()]
@@ -45,7 +47,13 @@ def faulty(fault, folder):
     text = texts[0].replace(fault.old, fault.new)
     if not fault.file.endswith(".jinja"):
         compile(text, fault.file, "exec")  # a fault that does not parse would prove nothing
-    paths[0].write_text(text, encoding="utf-8")
+    return paths[0], text
+
+
+def faulty(fault, folder):
+    """Copy the template with the fault in it."""
+    path, text = edited(fault, copy_template(folder) / "template")
+    path.write_text(text, encoding="utf-8")
     return folder
 
 
@@ -121,6 +129,11 @@ CASES = [
     for family, faults in FAMILIES.items()
     for fault in sorted(faults, key=lambda fault: fault.name not in QUICK)
 ]
+
+
+def test_every_fault_has_its_place():
+    for _, fault in CASES:
+        edited(fault, REPOSITORY / "template")
 
 
 @pytest.mark.cover(1, "family")
