@@ -214,6 +214,10 @@ def test_tables_name_images_labels_groups_and_splits(tmp_path):
     last = [(row[0], row[1], row[3]) for row in rows]
     _, store = done(tmp_path, table(tmp_path, last, "path,label,split"), root)
     assert store.facts["classes"] == ["0", "1", "2"]
+    # Commas that separate no cells.
+    commas = [(f"{row[0]};kind, {row[1][0]}",) for row in rows]
+    _, store = done(tmp_path, table(tmp_path, commas, "path;label, kind"), root)
+    assert store.facts["classes"] == ["kind, 0", "kind, 1", "kind, 2"]
     # Paths as Windows writes them; the labels by the name of their column.
     more = [(f".\\images\\{row[0]}", row[1], "9") for row in rows]
     out, store = done(tmp_path, table(tmp_path, more, "file,Class,width"))

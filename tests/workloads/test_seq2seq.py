@@ -175,6 +175,15 @@ def test_tables_of_pandas_and_spreadsheets_are_read_as_they_are_meant(name, tmp_
     assert stored_pairs(tmp_path, "validation") == [("new", "one")]
 
 
+def test_commas_of_texts_separate_no_cells(tmp_path):
+    pairs = [(f"Hello, {number}", f"Hallo {number}") for number in range(40)]
+    (tmp_path / "val.tsv").write_text("new\tone\n")
+    content = "".join(f"{source};{target}\n" for source, target in pairs)
+    result = prepare(tmp_path, content.encode(), "--validation", "val.tsv", name="pairs.csv")
+    assert result.code == 0, result.err
+    assert stored_pairs(tmp_path, "train") == pairs
+
+
 def test_symbols_between_spaces_are_tokens(tmp_path):
     """Those that no training pair has are one token."""
     pairs = [(f"C C ( = O ) {number}", "HH AH0 L OW1") for number in range(40)]

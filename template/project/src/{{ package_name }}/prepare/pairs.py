@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ..engine.errors import UserError
 from ..texts import ROWS, Found, open_text, row_format, rows
+from .delimiters import find_delimiter
 
 AROUND_NAMES = "\"' \u00a0\u200b\u2060\ufeff"  # quotes, spaces, and characters without width
 ESCAPED = re.compile(r'".*(""|\\").*"')  # a cell with quotes inside, as tables have it
@@ -83,8 +84,8 @@ def cells(path: Path, encoding: str, has_quotes: bool) -> Iterator[tuple[str, li
     with open_text(path, encoding, ROWS[0]) as (_, file, tick):
         delimiter = "\t"
         if CSV.search(path.name):
-            header = file.peek().partition(b"\n")[0]
-            delimiter = chr(max(b",;\t|", key=header.count))
+            first = file.peek().decode(errors="replace")
+            delimiter = find_delimiter(first)
         quoting = csv.QUOTE_MINIMAL if has_quotes else csv.QUOTE_NONE
         text = io.TextIOWrapper(file, "utf-8", newline="")
         reader = csv.reader(text, delimiter=delimiter, quoting=quoting, strict=True)  # type: ignore

@@ -18,6 +18,7 @@ import numpy as np
 from ..engine.errors import UserError
 from ..engine.runs import check_input
 from .content import content_of
+from .delimiters import find_delimiter
 
 # The last ones are refused with a remedy, instead of being ignored.
 IMAGE = re.compile(
@@ -168,7 +169,7 @@ def read_table(path: Path) -> Columns:
         return parquet.read_table(path).to_pydict()
 
     text = content.read().decode("utf-8-sig")
-    delimiter = max(",;\t|", key=text.partition("\n")[0].count)
+    delimiter = find_delimiter(text)
     lines = csv.reader(io.StringIO(text), delimiter=delimiter, strict=True)
     rows = [line for line in lines if line]
     if not rows:

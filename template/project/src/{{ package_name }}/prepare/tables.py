@@ -25,6 +25,7 @@ from tqdm import tqdm
 from ..engine.errors import UserError, note
 from ..engine.runs import check_input
 from .content import content_of
+from .delimiters import find_delimiter
 from .folders import list_files
 
 # Sizes of a block, which bound the memory that reading takes.
@@ -57,7 +58,6 @@ STYLE = (
     "timezone",
     "dtype",
 )
-DELIMITERS = ";\t|,"  # a comma is also in names and numbers, so it is the last one
 # What may be above a header: blank lines, Excel's `sep=;`, and comments. A comment above a row that
 # has a number or a time is a header itself.
 ABOVE = re.compile(
@@ -236,15 +236,6 @@ def find_files(path: Path) -> list[Path]:
         what = "no .csv, .tsv, .csv.gz, Parquet, Feather or Arrow file in the folder"
         raise UserError(what, str(path), "point --input at the data")
     return files
-
-
-def find_delimiter(table: str) -> str:
-    """Return the sign that is most often in the header and in the row below it."""
-    lines = re.sub('"[^"]*"', "", table).splitlines()  # without quoted cells
-    first = [line for line in lines if line.strip()][:2]
-    counts = {sign: min([line.count(sign) for line in first], default=0) for sign in DELIMITERS}
-    found = max(DELIMITERS, key=lambda sign: counts[sign])
-    return found if counts[found] else ","
 
 
 # --- columns
