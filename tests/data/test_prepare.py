@@ -214,6 +214,7 @@ def same_tables(folder):
         "packed.csv.bz2": (bz2.compress(plain.encode()), ""),
         "packed without its name.csv": (pa.compress(plain.encode(), "zstd", asbytes=True), ""),
         "quoted.csv": (lines(quoted)[:-2] + '\n"\n', ""),
+        "quoted.tsv": (lines(quoted, "\t"), ""),
         "größe 1.csv": (lines(TEXTS, " , "), ""),
         "several/1.csv.bak": ("no table", ""),
         "several/1.csv": (lines({name: cells[:90] for name, cells in TEXTS.items()}), ""),

@@ -13,7 +13,7 @@ def find_delimiter(table: str) -> str:
     If none is in both, the header decides.
     """
     lines = re.sub('"[^"]*"', "", table).splitlines()  # without quoted cells
-    header, row, *_ = [*filter(str.strip, lines), "", ""]
+    header, row, *_ = [*filter(None, lines), "", ""]
 
     def often(sign: str) -> tuple[int, int]:
         in_header = header.count(sign)
