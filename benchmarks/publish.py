@@ -60,7 +60,7 @@ def machine(*packages: str, device: str = "") -> str:
 
 
 def tables(figures: dict[str, Any]) -> str:
-    """Markdown of one part: its tables, then how they were taken."""
+    """Markdown of one part: its tables, then how they were taken, unless a table says so itself."""
     text = []
     for table in figures["tables"]:
         columns = table["columns"]
@@ -68,6 +68,8 @@ def tables(figures: dict[str, Any]) -> str:
         text += ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
         text += ["| " + " | ".join(map(str, spoken(row))) + " |" for row in rows]
         text.append("")
+        if "protocol" in table:
+            text += [textwrap.fill(table["protocol"] + ".", WIDTH), ""]
     return "\n".join(text) + "\n" + textwrap.fill(figures["protocol"] + ".", WIDTH) + "\n"
 
 

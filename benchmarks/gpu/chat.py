@@ -20,7 +20,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from rows import WARM, Book, begin, gain, project, share, train
+from rows import WARM, Book, begin, gain, project, share, spread, train
 
 BLOCK, BATCH, CHATS, EVERY = 1024, 8, 6000, 5
 SHAPES = {
@@ -143,11 +143,13 @@ def by_hand(overrides: dict[str, Any]) -> dict[str, Any]:
         if (step + 1) % every == 0:
             last = loss.item()  # waits for the GPU
             times.append(time.perf_counter())
-    seconds = statistics.median(after - before for before, after in pairwise(times[WARM - 1 :]))
-    tokens = samples.tokens * settings.data.batch_size * every
+    steps_ms = [1000 * (after - before) / every for before, after in pairwise(times[WARM - 1 :])]
+    step_ms = statistics.median(steps_ms)
+    tokens = samples.tokens * settings.data.batch_size
     return {
-        "step_ms": 1000 * seconds / every,
-        "tokens_per_second": tokens / seconds,
+        "step_ms": step_ms,
+        "step_ms_range": [min(steps_ms), max(steps_ms)],
+        "tokens_per_second": 1000 * tokens / step_ms,
         "loss": last,
     }
 
@@ -166,7 +168,7 @@ def batches_of(samples: Any, store: Any, settings: Any, device: Any) -> list[dic
     return found
 
 
-COLUMNS = ["", "ms/step", "tokens/s", "speed", "against", "MFU", "peak memory", "loss"]
+COLUMNS = ["", "ms/step", "range", "tokens/s", "speed", "against", "MFU", "peak memory", "loss"]
 
 
 def against(name: str) -> str:
@@ -178,6 +180,7 @@ def cells(row: dict[str, Any], done: dict[str, dict[str, Any]]) -> list[str]:
     other = against(row["name"])
     return [
         f"{row['step_ms']:.1f}",
+        spread(row, "step_ms", ".1f"),
         f"{row['tokens_per_second']:,.0f}",
         gain(row, done.get(other), "tokens_per_second"),
         other,
@@ -188,7 +191,7 @@ def cells(row: dict[str, Any], done: dict[str, dict[str, Any]]) -> list[str]:
 
 
 def main() -> None:
-    arguments = begin(__doc__, steps=40, workload="chat", loader="dataloader")
+    arguments = begin(__doc__, "chat", steps=40)
     small = REHEARSAL if arguments.rehearse else {}
     block, count = (64, 40) if arguments.rehearse else (BLOCK, CHATS)
     with tempfile.TemporaryDirectory() as temporary:

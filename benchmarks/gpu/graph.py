@@ -3,8 +3,9 @@ keeps it.
 
 256 stocks with 10 neighbours each, 32 days a batch, by the project's own loop: with the graphs that
 `prepare` has cached; rebuilt for each batch by the project, as `graph_builder.use_in_training`
-does; and rebuilt by a loop in Python, stock by stock. "GPU busy" is the share of time in which any
-kernel ran, as NVML has it. Takes about 3 minutes on an H200.
+does; and rebuilt by a loop in Python, stock by stock. The last rows look for a model and a batch
+that keep a large GPU busy. "GPU busy" is the share of time in which any kernel ran, as NVML has it.
+Takes about 4 minutes on an H200.
 
     make bench-gpu PART=graph
     make bench-gpu PART=graph ARGS=--rehearse    # every row in small on a CPU
@@ -19,14 +20,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rows import Book, begin, gain, project, share, train, watched
+from rows import Book, begin, gain, ladder, project, share, spread, train, watched
 
 FLAGS = {"monitor.every_steps": 5}
 REHEARSAL = {"model.width": 8, "model.temporal_layers": 1, "monitor.every_steps": 1}
 CACHED = "graphs of `prepare`"
+LARGER: dict[str, dict[str, Any]] = {  # each row keeps what the rows above it have
+    "128 days a batch": {"data.batch_size": 128},
+    "+ width 128": {"model.width": 128},
+    "+ CUDA graphs": {"compile.mode": "reduce-overhead"},
+}
 COLUMNS = [
     "",
     "days/s",
+    "range",
     "windows/s",
     "speed",
     "validation s/it",
@@ -62,6 +69,7 @@ def measured(
 def cells(row: dict[str, Any], done: dict[str, dict[str, Any]]) -> list[str]:
     return [
         f"{row['samples_per_second']:,.1f}",
+        spread(row, "samples_per_second", ",.1f"),
         f"{row['windows_per_second']:,.0f}",
         gain(row, done.get(CACHED), "samples_per_second"),
         f"{row['validation_s']:.3f}",
@@ -72,7 +80,7 @@ def cells(row: dict[str, Any], done: dict[str, dict[str, Any]]) -> list[str]:
 
 
 def main() -> None:
-    arguments = begin(__doc__, steps=200, workload="graph", loader="dataloader")
+    arguments = begin(__doc__, "graph", steps=200)
     graph = on_a_cpu()
     graph.module = project
     if arguments.rehearse:
@@ -86,18 +94,21 @@ def main() -> None:
             "training.max_steps": arguments.steps,
             "evaluation.every_steps": arguments.steps // 2,
         }
-        common |= {"evaluation.batch_size": graph.BATCH} | (REHEARSAL if arguments.rehearse else {})
+        common |= {"evaluation.batch_size": graph.BATCH}
+        small = REHEARSAL | {"data.batch_size": graph.BATCH} if arguments.rehearse else {}
         rebuilt = common | {"graph_builder.use_in_training": "true"}
-        plan = {
+        plan: dict[str, Any] = {
             CACHED: (common, None),
             "rebuilt for each batch": (rebuilt, None),
             "rebuilt, Python loop over stocks": (rebuilt, graph.python_loop),
         }
-        how = f"{graph.STOCKS} stocks, {graph.NEIGHBORS} neighbours, batch {graph.BATCH} days"
+        for name, on in ladder(common, LARGER).items():
+            plan[name] = (on, None)
+        how = f"{graph.STOCKS} stocks, {graph.NEIGHBORS} neighbours, {graph.BATCH} days a batch"
         how += f", {arguments.steps} steps a row"
         book = Book("graph", COLUMNS, cells, list(plan), arguments, how)
         works: dict[str, Any] = {
-            name: lambda on=on, builder=builder: measured(folder, on, builder)
+            name: lambda on=on | small, builder=builder: measured(folder, on, builder)
             for name, (on, builder) in plan.items()
         }
         book.run(works)

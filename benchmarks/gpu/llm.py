@@ -3,9 +3,10 @@ other.
 
 fp32 without anything, then TF32, bf16, compile and fused AdamW one upon the other; a loop of
 nanoGPT's structure with compile, which starts from the same weights; then, with all of it on,
-chunked loss, fp8, activation checkpointing for its memory, deterministic mode, and the monitor's
-own cost.
-All rows see the same tokens in the same order. Takes about 8 minutes on an H200.
+the whole model compiled instead of its blocks, other memory segments, chunked loss, fp8, activation
+checkpointing for its memory, hashes of all gradients, deterministic mode, and the monitor's own
+cost. All rows see the same tokens in the same order. Takes about 10 minutes on an H200, the headline
+3 of them.
 
 FASTTRAIN_NANOGPT names a checkout of karpathy/nanoGPT: its own train.py is a row of the same run.
 
@@ -15,6 +16,7 @@ FASTTRAIN_NANOGPT names a checkout of karpathy/nanoGPT: its own train.py is a ro
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import re
@@ -24,10 +26,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rows import WARM, Book, begin, gain, ladder, project, share, train
+from rows import WARM, Book, begin, gain, ladder, project, share, spread, train
 
 BATCH, BLOCK, VOCABULARY, EVERY = 16, 1024, 50_257, 5
 FLAGS = {
@@ -64,13 +67,19 @@ REHEARSAL = {
     "compile.enabled": "false",
     "training.fp8_emulation": "true",
 }
+WHOLE = "whole model compiled"
+SEGMENTS = "memory in segments of fixed size"
+GRAPHS = "CUDA graphs (reduce-overhead)"
 BESIDE: dict[str, dict[str, Any]] = {  # all of the above, and this
+    WHOLE: {},
+    SEGMENTS: {},
     "chunked loss": {"model.chunked_loss": "true"},
     "fp8 instead of bf16": {"training.precision": "fp8"},
     "activation checkpointing": {"training.gradient_checkpointing": "true"},
     "monitor, ten samples a second": {"watch.every_seconds": 0.1},
     "monitor, no samples": {"watch.every_seconds": 0},
-    "CUDA graphs (reduce-overhead)": {"compile.mode": "reduce-overhead"},
+    GRAPHS: {"compile.mode": "reduce-overhead"},
+    "hashes of all gradients": {"monitor.exact": "true"},
     "deterministic, chunked loss": {
         "reproducibility.deterministic": "true",
         "training.cudnn_benchmark": "false",
@@ -90,6 +99,10 @@ print("memory", torch.cuda.max_memory_allocated() / 2**30)
 # costs.
 FIRST = (
     "+ fused AdamW",
+    THEIR_OWN,
+    WHOLE,
+    GRAPHS,
+    SEGMENTS,
     "nanoGPT's structure, compiled, bf16",
     "no optimization (fp32)",
     "chunked loss",
@@ -110,9 +123,42 @@ def write_tokens(folder: Path, count: int, vocabulary: int) -> None:
         writer.splits = {"train": [0, count], "validation": [count, count], "test": [count, count]}
 
 
-def ours(folder: Path, overrides: dict[str, Any]) -> dict[str, Any]:
-    """A row of the project's own loop."""
-    found = train(folder, overrides)
+@contextlib.contextmanager
+def one_block() -> Iterator[None]:
+    """Lets the whole model be the only block that is compiled."""
+    model = project("model").GPT
+    own = model.blocks
+    model.blocks = lambda self: [self]
+    try:
+        yield
+    finally:
+        model.blocks = own
+
+
+@contextlib.contextmanager
+def fixed_segments() -> Iterator[None]:
+    """Lets PyTorch's allocator do without expandable segments."""
+    import torch
+
+    change = torch.cuda.memory._set_allocator_settings
+    if not torch.cuda.is_available():
+        yield
+        return
+    change("expandable_segments:False")
+    try:
+        yield
+    finally:
+        torch.cuda.empty_cache()
+        change("expandable_segments:True")
+
+
+AROUND = {WHOLE: one_block, SEGMENTS: fixed_segments}
+
+
+def ours(folder: Path, overrides: dict[str, Any], name: str = "") -> dict[str, Any]:
+    """A row of the project's own loop. name: what changes around it, if anything does."""
+    with AROUND.get(name, contextlib.nullcontext)():
+        found = train(folder, overrides)
     figures = found.steady("step_ms", "tokens_per_second", "data_wait_fraction", "mfu")
     built = found.run.project
     _, why = project("hooks.throughput").peak_of(built.device, built.precision.name)
@@ -169,12 +215,14 @@ def theirs(overrides: dict[str, Any]) -> dict[str, Any]:
             loss = output.item()
             times.append(time.perf_counter())
             ready = times[0] - start
-    step = statistics.median(b - a for a, b in itertools.pairwise(times[1:])) / every
+    steps_ms = [1000 * (b - a) / every for a, b in itertools.pairwise(times[1:])]
+    step = statistics.median(steps_ms) / 1000
     example = {name: torch.zeros(1, block, dtype=torch.int64) for name in ("tokens", "targets")}
     flops = throughput.count_flops(lambda: model_of(settings, store.facts), example)
     peak, why = throughput.peak_of(torch.device(device), "bf16")
     found = {
         "step_ms": 1000 * step,
+        "step_ms_range": [min(steps_ms), max(steps_ms)],
         "tokens_per_second": batch * block / step,
         "loss": loss,
         "start_s": ready,
@@ -207,7 +255,8 @@ def their_own(folder: Path, overrides: dict[str, Any], checkout: Path) -> dict[s
     words += [f"--eval_interval={10**9}", f"--log_interval={overrides['monitor.every_steps']}"]
     if not torch.cuda.is_available():
         words += ["--device=cpu", "--compile=False"]
-    start, times, found = time.perf_counter(), [], {}
+    start, times = time.perf_counter(), []
+    found: dict[str, Any] = {}
     command = [sys.executable, "-u", "-c", THEIR_PROGRAM, *words]
     with subprocess.Popen(command, cwd=place, stdout=subprocess.PIPE, text=True) as process:
         for line in process.stdout or ():
@@ -218,18 +267,22 @@ def their_own(folder: Path, overrides: dict[str, Any], checkout: Path) -> dict[s
                 found["memory_gb"] = float(line.split()[1])
     if process.returncode:
         raise RuntimeError(f"train.py ended with {process.returncode}")
-    step = statistics.median(b - a for a, b in itertools.pairwise(times[WARM:]))
-    step /= overrides["monitor.every_steps"]
+    every = overrides["monitor.every_steps"]
+    steps_ms = [1000 * (b - a) / every for a, b in itertools.pairwise(times[WARM:])]
+    step = statistics.median(steps_ms) / 1000
     found |= {"step_ms": 1000 * step, "tokens_per_second": batch * block / step}
+    found["step_ms_range"] = [min(steps_ms), max(steps_ms)]
     return found | {"start_s": times[0] - start}
 
 
-COLUMNS = ["", "ms/step", "tokens/s", "against the first", "MFU", "peak memory", "loss", "start"]
+COLUMNS = ["", "ms/step", "range", "tokens/s", "against the first", "MFU", "peak memory", "loss"]
+COLUMNS += ["start"]
 
 
 def cells(row: dict[str, Any], done: dict[str, dict[str, Any]]) -> list[str]:
     return [
         f"{row['step_ms']:.1f}",
+        spread(row, "step_ms", ".1f"),
         f"{row['tokens_per_second']:,.0f}",
         gain(row, done.get(next(iter(LADDER))), "tokens_per_second"),
         share(row, "mfu"),
@@ -240,9 +293,7 @@ def cells(row: dict[str, Any], done: dict[str, dict[str, Any]]) -> list[str]:
 
 
 def main() -> None:
-    arguments = begin(
-        __doc__, steps=40, workload="llm", precision="fp8", loader="memmap", extras=["watch"]
-    )
+    arguments = begin(__doc__, "llm", steps=40)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         write_tokens(
@@ -262,11 +313,12 @@ def main() -> None:
             plan[THEIR_OWN] = lambda: their_own(folder, common | small, their_folder)
         everything = list(ladder(OFF, LADDER).values())[-1]
         for name, change in BESIDE.items():
-            plan[name] = lambda on=everything | change: ours(folder, common | on | small)
+            on = common | everything | change | small
+            plan[name] = lambda on=on, name=name: ours(folder, on, name)
         how = f"batch {BATCH}, block {BLOCK}, {arguments.steps} steps a row"
         how += f", the first {WARM * EVERY} not counted"
         book = Book("llm", COLUMNS, cells, list(plan), arguments, how)
-        book.run(plan, (*FIRST, *[THEIR_OWN] * bool(checkout)))
+        book.run(plan, tuple(name for name in FIRST if name in plan))
 
 
 if __name__ == "__main__":

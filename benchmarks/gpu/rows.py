@@ -19,13 +19,15 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "benchmarks")]
 
+from gpu import answers_of, name_of  # noqa: E402
 from publish import keep, machine, tables  # noqa: E402
 
 OUTPUT = ROOT / "build/gpu/results"
@@ -44,11 +46,10 @@ FEWEST = WARM + 1  # steps of a row in a rehearsal, which logs each
 Row = dict[str, Any]
 
 
-def begin(doc: str, steps: int = 0, **answers: Any) -> argparse.Namespace:
+def begin(doc: str, workload: str, steps: int = 0) -> argparse.Namespace:
     """Parse the command line and make the project importable. Ends if there is no GPU.
 
-    answers: of the project, `workload` and `loader` among them. It is rendered, or taken from the
-    folder in FASTTRAIN_PROJECTS. steps: default of `--steps`, except in a rehearsal.
+    steps: default of `--steps`, except in a rehearsal.
     """
     parser = argparse.ArgumentParser(
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -68,7 +69,7 @@ def begin(doc: str, steps: int = 0, **answers: Any) -> argparse.Namespace:
 
     # cuBLAS reads this once in a process, at its first product: so it is set for all rows.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    folder = find_project(answers)
+    folder = find_project(workload)
     sys.path.insert(0, str(folder / "src"))
     # Before torch is imported, as the project's own commands do it.
     project("engine.runs").prepare_process()
@@ -80,10 +81,11 @@ def begin(doc: str, steps: int = 0, **answers: Any) -> argparse.Namespace:
     return arguments
 
 
-def find_project(answers: Row) -> Path:
+def find_project(workload: str) -> Path:
+    """The project of a workload: rendered, or from the folder in FASTTRAIN_PROJECTS."""
+    answers = answers_of(workload)
     if PROJECTS in os.environ:
-        name = f"{answers['workload']}-{answers['loader']}-pytorch"
-        return Path(os.environ[PROJECTS]).resolve() / name
+        return Path(os.environ[PROJECTS]).resolve() / name_of(answers)
     from rendering import render
 
     return render(**answers)
@@ -103,13 +105,19 @@ class Training(NamedTuple):
     ready_s: float  # imports, data, dry run
 
     def steady(self, *names: str, after: int = 0) -> Row:
-        """Medians over the warm rows, or over those after a step; missing names are left out."""
+        """Medians over the warm rows, or over those after a step; missing names are left out.
+
+        The range of the first name is there too, as `NAME_range`.
+        """
         late = self.rows[WARM:]
         if after:
             late = [row for row in self.rows if row["step"] > after]
-        return {
-            name: statistics.median(row[name] for row in late) for name in names if name in late[0]
-        }
+        figures: Row = {}
+        for name in names:
+            if name in late[0]:
+                figures[name] = statistics.median(row[name] for row in late)
+        values = [row[names[0]] for row in late]
+        return figures | {f"{names[0]}_range": [min(values), max(values)]}
 
     def state(self, optimization: str) -> str:
         entries = self.run.project.optimizations
@@ -226,8 +234,7 @@ class Book:
             device = torch.cuda.get_device_name()
         # What a row must have in common with this run to be kept.
         self.facts: Row = {"gpu": device, "torch": torch.__version__, "protocol": how}
-        described = machine("triton", "torchao", device=device + driver())
-        self.protocol = f"{described}, {how}"
+        self.machine = machine("triton", "torchao", device=device + driver())
         arguments.output.mkdir(parents=True, exist_ok=True)
         self.path = arguments.output / f"{page}.jsonl"
         self.found = {}
@@ -251,16 +258,31 @@ class Book:
             )
         return rows
 
-    def run(self, plan: dict[str, Callable[[], Row]], first: tuple[str, ...] = ()) -> None:
-        """Measure what is missing, the rows of `first` before the others; then print the table."""
-        order = [*first, *(name for name in plan if name not in first)]
+    def missing(self, names: Iterable[str], first: tuple[str, ...] = ()) -> list[str]:
+        """The rows to measure, in their order."""
+        order = [*first, *(name for name in names if name not in first)]
         if self.arguments.headline:
             order = [*first]
         if self.arguments.only:
-            order = [name for name in plan if name in self.arguments.only]
-        for name in order:
-            if name not in self.done:
+            order = [name for name in names if name in self.arguments.only]
+        return [name for name in order if name not in self.done]
+
+    def run(
+        self, plan: dict[str, Callable[[], Row]], first: tuple[str, ...] = (), at_a_time: int = 1
+    ) -> None:
+        """Measure what is missing, the rows of `first` before the others; then print the table.
+
+        at_a_time: rows side by side, if none is timed and each has processes of its own.
+        """
+        names = self.missing(plan, first)
+        if at_a_time == 1:
+            for name in names:
                 self.measure(name, plan[name])
+        else:
+            with ThreadPoolExecutor(at_a_time) as pool:
+                results = {name: pool.submit(plan[name]) for name in names}
+                for name, result in results.items():
+                    self.measure(name, result.result)
         self.close()
 
     def measure(self, name: str, work: Callable[[], Row]) -> None:
@@ -273,7 +295,7 @@ class Book:
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
-        row: Row = {"name": name, **self.facts}
+        row: Row = {"name": name, "date": time.strftime("%Y-%m-%d"), **self.facts}
         try:
             row |= work()
             row.setdefault("memory_gb", torch.cuda.max_memory_allocated() / 2**30)
@@ -290,7 +312,10 @@ class Book:
     @property
     def figures(self) -> Row:
         rows = [[name, *cells] for name, cells in self.rows.items()]
-        return {"protocol": self.protocol, "tables": [{"columns": self.columns, "rows": rows}]}
+        today, _, described = self.machine.partition(", ")
+        dates = sorted({row["date"] for row in self.done.values()}) or [today]
+        protocol = f"{' and '.join(dates)}, {described}, {self.facts['protocol']}"
+        return {"protocol": protocol, "tables": [{"columns": self.columns, "rows": rows}]}
 
     def close(self) -> None:
         """Print the table; ends with exit code 1 if a row failed."""
@@ -311,6 +336,12 @@ def ladder(off: Row, steps: dict[str, Row]) -> dict[str, Row]:
 def gain(row: Row, other: Row | None, name: str) -> str:
     """`1.85×` of another row's figure; empty where that row has none."""
     return f"{row[name] / other[name]:.2f}×" if other and name in other else ""
+
+
+def spread(row: Row, name: str, style: str) -> str:
+    """`34.9 to 35.6`: the range of what the row has the median of."""
+    low, high = row[f"{name}_range"]
+    return f"{low:{style}} to {high:{style}}"
 
 
 def share(row: Row, name: str) -> str:

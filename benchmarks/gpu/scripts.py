@@ -28,6 +28,7 @@ SIZES = {
     "seq2seq": "--layers 12 --heads 12 --width 768 --head_width 64 --hidden 3072 --batch_size 32",
     "graph": "--width 64 --batch_size 32",
     "forecast": "--history 168 --horizon 48 --width 1024 --batch_size 1024",
+    "vision": "--width 64 --batch_size 512",
 }
 NUMBER = r"([\d.e+-]+)"
 RANGE = rf"{NUMBER} \({NUMBER} to {NUMBER}\)"
@@ -86,7 +87,7 @@ def cells(row: dict[str, Any], done: dict[str, dict[str, Any]]) -> list[str]:
 
 
 def main() -> None:
-    arguments = begin(__doc__, workload="llm", loader="memmap", precision="fp8", extras=["watch"])
+    arguments = begin(__doc__, "llm")
     how = f"{ROUNDS} rounds of {STEPS} steps in turns, median and range"
     plan: dict[str, Any] = {
         name: lambda name=name: measure(name, arguments.rehearse) for name in SIZES

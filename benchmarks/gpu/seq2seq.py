@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from rows import WARM, Book, begin, gain, ladder, project, share, train
+from rows import WARM, Book, begin, gain, ladder, project, share, spread, train
 
 BATCH, SOURCE, TARGET, PAIRS, VOCABULARY, EVERY = 16, 512, 128, 4096, 32_128, 5
 OFF = {
@@ -81,6 +81,7 @@ def ours(folder: Path, against: str, overrides: dict[str, Any]) -> dict[str, Any
 COLUMNS = [
     "",
     "ms/step",
+    "range",
     "pairs/s",
     "target tokens/s",
     "speed",
@@ -94,6 +95,7 @@ COLUMNS = [
 def cells(row: dict[str, Any], done: dict[str, dict[str, Any]]) -> list[str]:
     return [
         f"{row['step_ms']:.1f}",
+        spread(row, "step_ms", ".1f"),
         f"{row['samples_per_second']:,.1f}",
         f"{row['tokens_per_second']:,.0f}",
         gain(row, done.get(row["against"]), "samples_per_second"),
@@ -105,7 +107,7 @@ def cells(row: dict[str, Any], done: dict[str, dict[str, Any]]) -> list[str]:
 
 
 def main() -> None:
-    arguments = begin(__doc__, steps=40, workload="seq2seq", loader="dataloader", precision="fp8")
+    arguments = begin(__doc__, "seq2seq", steps=40)
     source, target, pairs, vocabulary = SOURCE, TARGET, PAIRS, VOCABULARY
     if arguments.rehearse:
         source, target, pairs, vocabulary = 24, 16, 64, 512

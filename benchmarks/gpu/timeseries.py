@@ -1,10 +1,11 @@
 """The chunk loader on a GPU: an LSTM on 51,779 windows of 360 × 167 float32, 12.4 GB, epoch after
 epoch.
 
-A map-style DataLoader (no workers, file opened once, pinned, the same order), then the chunk loader
-with two chunks that take turns, with everything resident, and with the other optimizations on top.
-Also what the machine allows: reading the cached file, copying from pinned memory. All
-rows see the same windows in the same order. Takes about 6 minutes and 13 GB of disk.
+A map-style DataLoader (0 and 2 workers, file opened once in each process, pinned, the same order),
+then the chunk loader with two chunks that take turns, with everything resident, and with the other
+optimizations on top. Cold rows begin with an empty page cache, and have the first steps only. Also
+what the machine allows: reading the cached file, copying from pinned memory. All rows see the same
+windows in the same order. Takes about 5 minutes and 13 GB of disk.
 
     make bench-gpu PART=timeseries
     make bench-gpu PART=timeseries ARGS=--rehearse    # every row in small on a CPU
@@ -21,12 +22,13 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from rows import Book, begin, project, share, train, watched
+from rows import Book, begin, project, share, spread, train, watched
 
 WINDOWS, SHAPE, TARGETS, BATCH, EVERY = 51_779, (360, 167), 36, 128, 50
+COLD_STEPS, COLD_FIRST = 250, 50  # of a row with an empty page cache, and those that do not count
 OFF = {
     "training.precision": "fp32",
     "optimizer.fused": "false",
@@ -37,11 +39,12 @@ ON = {"training.precision": "auto", "optimizer.fused": "true"}
 
 def shrink() -> None:
     """Takes the sizes of a rehearsal."""
-    global WINDOWS, SHAPE, TARGETS, BATCH
+    global WINDOWS, SHAPE, TARGETS, BATCH, COLD_STEPS, COLD_FIRST
     BATCH = 32
     WINDOWS = 2 * BATCH
     SHAPE = (24, 12)
     TARGETS = 2
+    COLD_STEPS, COLD_FIRST = 3, 1
 
 
 def row_bytes() -> int:
@@ -62,7 +65,7 @@ def write(path: Path, windows: int) -> None:
             targets[start : start + count] = random[:count, -1, :TARGETS]
 
 
-def make_row_by_row(inner: Any) -> Any:
+def make_row_by_row(inner: Any, workers: int = 0) -> Any:
     """A loader with the face of the project's own, over a map-style DataLoader, in the project's
     order."""
     import h5py
@@ -70,13 +73,14 @@ def make_row_by_row(inner: Any) -> Any:
 
     class Windows(torch.utils.data.Dataset):
         def __init__(self, array: Any, names: tuple[str, ...]):
-            file = h5py.File(array.path)
-            self.sets = [file[name] for name in names]
-
-        def __len__(self) -> int:
-            return len(self.sets[0])
+            self.path = array.path
+            self.names = names
+            self.sets: list[Any] = []
 
         def __getitem__(self, row: int) -> list[Any]:
+            if not self.sets:  # no worker may have what another process has opened
+                file = h5py.File(self.path)
+                self.sets = [file[name] for name in self.names]
             return [torch.from_numpy(part[row]) for part in self.sets]
 
     class RowByRow:
@@ -97,6 +101,7 @@ def make_row_by_row(inner: Any) -> Any:
             loader = torch.utils.data.DataLoader(
                 self.data,
                 batch_sampler=[part.starts[part.starts >= 0].tolist() for part in spans],
+                num_workers=workers,
                 pin_memory=self.device.type == "cuda",
                 generator=torch.Generator(),  # else it draws from the one that dropout draws from
             )
@@ -124,19 +129,43 @@ def is_resident(loader: Any) -> bool | None:
     return None if chunks is None else bool(chunks.resident)
 
 
-def epochs(folder: Path, steps: int, overrides: dict[str, Any], loader: Any) -> dict[str, Any]:
-    """Two epochs by the project's own loop; figures of the second."""
+class Case(NamedTuple):
+    """A row: a loader, its settings, and whether the page cache is empty at its start."""
+
+    loader: Any
+    overrides: dict[str, Any]
+    cold: bool = False
+
+
+def measured(folder: Path, case: Case) -> dict[str, Any]:
+    """By the project's own loop: the second of two epochs, or of a cold one the first steps."""
+    epoch = -(-WINDOWS // BATCH)
+    steps, first = 2 * epoch, epoch
+    if case.cold:
+        forget(folder)
+        steps, first = COLD_STEPS, COLD_FIRST
     busy: list[int] = []
-    found = train(folder, overrides | {"training.max_steps": 2 * steps}, loader, watched(busy))
-    figures = found.steady("step_ms", "samples_per_second", "data_wait_fraction", after=steps)
-    figures["epoch_s"] = figures["step_ms"] * steps / 1000
+    overrides = case.overrides | {"training.max_steps": steps}
+    found = train(folder, overrides, case.loader, watched(busy))
+    figures = found.steady("samples_per_second", "step_ms", "data_wait_fraction", after=first)
+    figures["epoch_s"] = figures["step_ms"] * epoch / 1000
     figures["gb_per_second"] = figures["samples_per_second"] * row_bytes() / 1e9
     figures |= {
         "loss": found.rows[-1]["loss"],
         "resident": is_resident(found.run.loader),
+        "cold": case.cold,
     }
     later = busy[len(busy) // 2 :]
     return figures | ({"gpu_busy_percent": statistics.median(later)} if later else {})
+
+
+def forget(folder: Path) -> None:
+    """Removes the files of a folder from the page cache."""
+    os.sync()  # pages that are not on the disk yet would stay
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with open(path, "rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def read_speed(path: Path) -> float:
@@ -168,26 +197,30 @@ def bus_speed() -> float:
 
 
 NAIVE = "map-style DataLoader, 0 workers, fp32"
+COLD = "cold: "
 COLUMNS = [
     "",
     "epoch",
-    "less than the first",
+    "less than 0 workers",
     "samples/s",
+    "range",
     "GB/s",
     "data wait",
     "GPU busy",
     "peak memory",
+    "loss",
 ]
-COLUMNS += ["loss"]
 
 
 def cells(row: dict[str, Any], done: dict[str, dict[str, Any]]) -> list[str]:
     if "limit" in row:
-        return ["", "", "", f"{row['limit']:.1f}", "", "", "", ""]
+        return ["", "", "", "", f"{row['limit']:.1f}", "", "", "", ""]
+    reference = COLD * row["cold"] + NAIVE
     return [
         f"{row['epoch_s']:.1f} s",
-        f"{1 - row['epoch_s'] / done[NAIVE]['epoch_s']:.1%}" if NAIVE in done else "",
+        f"{1 - row['epoch_s'] / done[reference]['epoch_s']:.1%}" if reference in done else "",
         f"{row['samples_per_second']:,.0f}",
+        spread(row, "samples_per_second", ",.0f"),
         f"{row['gb_per_second']:.1f}",
         share(row, "data_wait_fraction"),
         f"{row['gpu_busy_percent']:.0f} %" if "gpu_busy_percent" in row else "n/a",
@@ -212,8 +245,32 @@ def prepare(folder: Path, arguments: argparse.Namespace) -> None:
     subprocess.run(command, cwd=folder, env=environment, check=True, stdout=subprocess.DEVNULL)
 
 
+def cases(folder: Path, rehearse: bool) -> dict[str, Case]:
+    """The rows, in the order of their value."""
+    own = project("engine.loading.loader").Loader
+    naive = make_row_by_row(own)
+    with_workers = make_row_by_row(own, workers=2)
+    common = OFF | {"data.path": folder / "data", "data.batch_size": BATCH}
+    common |= {"monitor.every_steps": 1, "model.width": 16} if rehearse else {}
+    # A little more than all windows take, in two halves: two batches fit into neither of them.
+    little = 1.14 * WINDOWS * row_bytes() / 1e9
+    two_chunks = common | {"data.chunk_size_gb": little if rehearse else 4.0}
+    chunks = "chunk loader, two chunks of 2 GB"
+    two_workers = "map-style DataLoader, 2 workers, fp32"
+    return {
+        NAIVE: Case(naive, two_chunks),
+        two_workers: Case(with_workers, two_chunks),
+        chunks: Case(own, two_chunks),
+        "chunk loader, resident": Case(own, common),
+        "+ auto precision, fused AdamW": Case(own, common | ON),
+        COLD + NAIVE: Case(naive, two_chunks, cold=True),
+        COLD + two_workers: Case(with_workers, two_chunks, cold=True),
+        COLD + chunks: Case(own, two_chunks, cold=True),
+    }
+
+
 def main() -> None:
-    arguments = begin(__doc__, workload="windows", loader="chunk")
+    arguments = begin(__doc__, "windows")
     if arguments.rehearse:
         shrink()
     with tempfile.TemporaryDirectory() as temporary:
@@ -221,27 +278,15 @@ def main() -> None:
         file = folder / "windows.h5"
         write(file, WINDOWS + BATCH)
         prepare(folder, arguments)
-        own = project("engine.loading.loader").Loader
-        naive = make_row_by_row(own)
-        common = OFF | {"data.path": folder / "data", "data.batch_size": BATCH}
-        common |= {"monitor.every_steps": 1, "model.width": 16} if arguments.rehearse else {}
-        # A little more than all windows take, in two halves: two batches fit into neither of them.
-        little = 1.14 * WINDOWS * row_bytes() / 1e9
-        two_chunks = common | {"data.chunk_size_gb": little if arguments.rehearse else 4.0}
-        steps = -(-WINDOWS // BATCH)
         plan: dict[str, Any] = {
             "limit: reading the cached file, 4 threads": lambda: {"limit": read_speed(file)},
             "limit: copies from pinned memory": lambda: {"limit": bus_speed()},
         }
-        for name, loader, overrides in (
-            (NAIVE, naive, two_chunks),
-            ("chunk loader, two chunks of 2 GB", own, two_chunks),
-            ("chunk loader, resident", own, common),
-            ("+ auto precision, fused AdamW", own, common | ON),
-        ):
-            plan[name] = lambda loader=loader, on=overrides: epochs(folder, steps, on, loader)
+        for name, case in cases(folder, arguments.rehearse).items():
+            plan[name] = lambda case=case: measured(folder, case)
         how = f"{WINDOWS:,} windows of {SHAPE[0]} × {SHAPE[1]} float32"
-        how += f", batch {BATCH}, the second of two epochs"
+        how += f", batch {BATCH}, the second of two epochs; cold: {COLD_STEPS} steps, of which the "
+        how += f"first {COLD_FIRST} do not count"
         book = Book("loaders", COLUMNS, cells, list(plan), arguments, how)
         book.run(plan, tuple(name for name in plan if not name.startswith("limit")))
 

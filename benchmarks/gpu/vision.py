@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rows import Book, begin, gain, project, share, train, watched
+from rows import Book, begin, gain, project, share, spread, train, watched
 
 SIZES = {32: 50_000, 224: 8_000}  # images by their side
 BATCHES = {32: 512, 224: 128}
@@ -31,7 +31,7 @@ CASES: dict[str, dict[str, Any]] = {
     "from the file, augmented on the GPU": {"data.resident": "false"},
     "from the file, augmented on the host": {"data.resident": "false"},
 }
-COLUMNS = ["", "images/s", "speed", "data wait", "GPU busy", "peak memory"]
+COLUMNS = ["", "images/s", "range", "speed", "data wait", "GPU busy", "peak memory"]
 
 
 def shrink() -> None:
@@ -99,6 +99,7 @@ def cells(row: dict[str, Any], done: dict[str, dict[str, Any]]) -> list[str]:
     first = f"{side} px, {next(iter(CASES))}"
     return [
         f"{row['samples_per_second']:,.0f}",
+        spread(row, "samples_per_second", ",.0f"),
         gain(row, done.get(first), "samples_per_second"),
         share(row, "data_wait_fraction"),
         f"{row['gpu_busy_percent']:.0f} %" if "gpu_busy_percent" in row else "n/a",
@@ -123,7 +124,7 @@ def plan_of(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    arguments = begin(__doc__, steps=200, workload="vision", loader="memmap")
+    arguments = begin(__doc__, "vision", steps=200)
     if arguments.rehearse:
         shrink()
     with tempfile.TemporaryDirectory() as temporary:
