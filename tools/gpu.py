@@ -19,8 +19,11 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("pydantic", "pyyaml", "safetensors", "tqdm", "pytest", "pytest-timeout", "pytest-xdist")
-# Without what they depend on, which is large and on the machine.
+PACKAGES = (
+    *("pydantic", "pyyaml", "safetensors", "tqdm", "pytest", "pytest-timeout", "pytest-xdist"),
+    *("huggingface_hub", "regex", "typer"),  # of transformers
+)
+# Without numpy and torch, which are large and on the machine.
 BARE = ("tokenizers", "torchao", "transformers>=5.23")
 LOADERS = {"windows": "chunk"}  # of the projects; of any other workload: dataloader
 LOADERS |= dict.fromkeys(("tabular", "timeseries", "forecast", "llm", "vision"), "memmap")
@@ -79,7 +82,7 @@ def main() -> None:
     for answers in projects():
         render_into(folder / "projects" / name_of(answers), **answers)
     for workload in SCRIPTS:
-        script = {"workload": workload, "layout": "script"}
+        script: dict[str, Any] = {"workload": workload, "layout": "script"}
         render_into(folder / "projects" / f"script-{workload}", **script)
     if arguments.nanogpt:
         (folder / "nanogpt").mkdir()

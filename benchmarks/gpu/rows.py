@@ -258,14 +258,14 @@ class Book:
             )
         return rows
 
-    def missing(self, names: Iterable[str], first: tuple[str, ...] = ()) -> list[str]:
-        """The rows to measure, in their order."""
+    def asked(self, names: Iterable[str], first: tuple[str, ...] = ()) -> list[str]:
+        """The rows that the command line asks for, in their order."""
         order = [*first, *(name for name in names if name not in first)]
         if self.arguments.headline:
             order = [*first]
         if self.arguments.only:
             order = [name for name in names if name in self.arguments.only]
-        return [name for name in order if name not in self.done]
+        return order
 
     def run(
         self, plan: dict[str, Callable[[], Row]], first: tuple[str, ...] = (), at_a_time: int = 1
@@ -274,7 +274,8 @@ class Book:
 
         at_a_time: rows side by side, if none is timed and each has processes of its own.
         """
-        names = self.missing(plan, first)
+        asked = self.asked(plan, first)
+        names = [name for name in asked if name not in self.done]
         if at_a_time == 1:
             for name in names:
                 self.measure(name, plan[name])
@@ -283,7 +284,7 @@ class Book:
                 results = {name: pool.submit(plan[name]) for name in names}
                 for name, result in results.items():
                     self.measure(name, result.result)
-        self.close()
+        self.close(asked)
 
     def measure(self, name: str, work: Callable[[], Row]) -> None:
         """Fill in a row. An error fills it, too: the other rows are still worth having."""
@@ -317,10 +318,10 @@ class Book:
         protocol = f"{' and '.join(dates)}, {described}, {self.facts['protocol']}"
         return {"protocol": protocol, "tables": [{"columns": self.columns, "rows": rows}]}
 
-    def close(self) -> None:
-        """Print the table; ends with exit code 1 if a row failed."""
+    def close(self, asked: list[str]) -> None:
+        """Print the table; ends with exit code 1 if a row that was asked for failed."""
         print(tables(self.figures))
-        if any("error" in row for row in self.found.values()):
+        if any("error" in self.found[name] for name in asked):
             sys.exit(1)
 
 

@@ -5,29 +5,33 @@ import json
 import os
 import shutil
 import sys
-from typing import Any
+from types import SimpleNamespace
 
+import gpu
 import pytest
+import torch
 from forking import run_file
 from rendering import REPOSITORY, render
 from running import undrawn
+from sizes import TINY
 from variants import SCRIPTS
 
 GPU = REPOSITORY / "benchmarks/gpu"
 PAGES = REPOSITORY / "docs/benchmarks"
-WITH_FP8 = {"loader": "memmap", "precision": "fp8", "extras": ["watch"]}
-# The page of each part, and the answers of its project.
-PARTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "graph": ("graph", {"workload": "graph", "loader": "dataloader"}),
-    "chat": ("chat", {"workload": "chat", "loader": "dataloader"}),
-    "llm": ("llm", {"workload": "llm", **WITH_FP8}),
-    "scripts": ("script", {"workload": "llm", **WITH_FP8}),
-    "seq2seq": ("seq2seq", {"workload": "seq2seq", "loader": "dataloader", "precision": "fp8"}),
-    "timeseries": ("loaders", {"workload": "windows", "loader": "chunk"}),
-    "vision": ("vision", {"workload": "vision", "loader": "memmap"}),
+# The page of each part, and the workloads of its projects.
+PARTS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "chat": ("chat", ("chat",)),
+    "resume": ("resume", tuple(sorted(TINY))),
+    "timeseries": ("loaders", ("windows",)),
+    "llm": ("llm", ("llm",)),
+    "scripts": ("script", ("llm",)),
+    "seq2seq": ("seq2seq", ("seq2seq",)),
+    "vision": ("vision", ("vision",)),
+    "experiment": ("experiment", ("llm", "timeseries", "vision")),
+    "graph": ("graph", ("graph",)),
 }
 THEIR_OWN = "nanoGPT's own train.py"
-CARD = {"gpu": "NVIDIA H200", "torch": "2.13.0", "protocol": "made up"}
+CARD = {"gpu": "NVIDIA H200", "date": "2026-11-30", "torch": "2.13.0", "protocol": "made up"}
 
 
 @pytest.fixture
@@ -37,7 +41,8 @@ def run_all(monkeypatch):
 
 
 def gpu_table(folder, page):
-    (table,) = json.loads((folder / f"{page}.json").read_text())["gpu"]["tables"]
+    """The last one: those before it are of earlier sessions."""
+    *_, table = json.loads((folder / f"{page}.json").read_text())["gpu"]["tables"]
     return table
 
 
@@ -61,12 +66,14 @@ def test_every_part_is_tested():
 @pytest.mark.parametrize("part", PARTS)
 def test_every_row_is_measured_once_and_fits_its_page(part, tmp_path):
     """On a machine without Copier: rented ones have none. What is there is not measured again."""
-    page, answers = PARTS[part]
-    carried = tmp_path / f"{answers['workload']}-{answers['loader']}-pytorch"
-    carried.symlink_to(render(**answers))
+    page, workloads = PARTS[part]
+    for workload in workloads:
+        answers = gpu.answers_of(workload)
+        (tmp_path / gpu.name_of(answers)).symlink_to(render(**answers))
     for workload in SCRIPTS if part == "scripts" else ():
         folder = render(workload=workload, layout="script")
         (tmp_path / f"script-{workload}").symlink_to(folder)
+    carried = tmp_path / gpu.name_of(gpu.answers_of(workloads[0]))
 
     def without_copier():
         os.environ["FASTTRAIN_PROJECTS"] = str(tmp_path)
@@ -91,7 +98,7 @@ def test_every_row_is_measured_once_and_fits_its_page(part, tmp_path):
 
 
 def test_only_what_was_measured_is_published(run_all, tmp_path):
-    """Failed and missing rows stay "not measured yet", on the page and in the headlines."""
+    """Failed and missing rows stay "not measured yet"; what an earlier session measured stays."""
     pages = tmp_path / "pages"
     results = tmp_path / "results"
     shutil.copytree(PAGES, pages)
@@ -99,7 +106,7 @@ def test_only_what_was_measured_is_published(run_all, tmp_path):
     table = gpu_table(pages, "llm")
     for row in table["rows"]:
         row[1:] = ["7.5"] * len(row[1:])
-    first, failed, measured, missing, *others = [row[0] for row in table["rows"]]
+    first, failed, measured, missing, earlier, *others = [row[0] for row in table["rows"]]
     protocol = "2026-11-30, NVIDIA H200, driver 580.1, load 1.0, made up"
     figures = {"gpu": {"protocol": protocol, "tables": [table]}}
     (results / "llm.json").write_text(json.dumps(figures))
@@ -111,10 +118,56 @@ def test_only_what_was_measured_is_published(run_all, tmp_path):
     assert f"| {first} | 7.5 |" in text
     assert f"| {failed} | not measured yet |" in text
     assert f"| {missing} | not measured yet |" in text
+    assert f"| {earlier} | not measured yet |" in text
+    before, _, after = text.partition("2026-11-26, NVIDIA H200")
+    assert f"| {earlier} | 35.1 |" in before
+    assert f"| {first} | 7.5 |" in after
     headlines = (pages / "README.md").read_text()
-    assert "+0.0% a step" in headlines
-    assert "ours: 2026-11-30, NVIDIA H200, driver 580.1." in headlines
+    assert "+0.0% a step (NVIDIA H200, 2026-11-30)" in headlines
+    assert "8.5× the tokens/s (NVIDIA H200, 2026-11-26)" in headlines
+    again = text
+    run_all.publish(results, pages)
+    assert (pages / "llm.md").read_text() == again
     assert (pages / "graph.md").read_text() == (PAGES / "graph.md").read_text()
+
+
+def test_a_stage_is_chosen_and_one_that_passed_is_not_tested_again(run_all, tmp_path, monkeypatch):
+    commands = []
+
+    def run(command, cwd):
+        commands.append(command[1:])
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(run_all.subprocess, "run", run)
+    chosen = ["graph", run_all.CHUNK_TESTS]
+    assert run_all.run_all(tmp_path, chosen, rehearse=False) == 0
+    assert [command[-2:] for command in commands] == [["-n", "8"], ["--output", str(tmp_path)]]
+    assert run_all.run_all(tmp_path, chosen, rehearse=False) == 0
+    assert [command[0] for command in commands[2:]] == ["benchmarks/gpu/graph.py"]
+
+
+def write_run(folder, losses, weight):
+    (folder / "checkpoints").mkdir(parents=True)
+    rows = [
+        {"step": step, "bits": loss, "gradients": {str(step): "7f"}}
+        for step, loss in enumerate(losses, 1)
+    ]
+    lines = [json.dumps(row) for row in [*rows, {"step": 2, "split": "validation"}]]
+    (folder / "metrics.jsonl").write_text("\n".join(lines))
+    model = {"weight": torch.tensor([weight], dtype=torch.bfloat16)}
+    torch.save({"model": model}, folder / "checkpoints/step-00000002-ab.pt")
+
+
+@pytest.mark.parametrize(
+    ("losses", "weight", "step"),
+    [(["aa", "bb"], 1.0, 0), (["aa", "bc"], 1.0, 2), (["aa"], 1.0, 2), (["aa", "bb"], -1.0, 3)],
+)
+def test_the_first_difference_of_two_runs_is_found(losses, weight, step, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(GPU))
+    resume = importlib.import_module("resume")
+    write_run(tmp_path / "one", ["aa", "bb"], 1.0)
+    write_run(tmp_path / "other", losses, weight)
+    assert resume.first_difference(tmp_path / "one", tmp_path / "other") == step
 
 
 def test_a_rehearsal_is_never_published(run_all, tmp_path):

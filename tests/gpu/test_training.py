@@ -19,7 +19,7 @@ pytestmark = [
 ]
 LOADERS = ("dataloader", "chunk", "memmap")
 FRAMEWORKS = ("pytorch", "lightning", "accelerate")
-FP8 = ("llm", "seq2seq")
+FP8 = ("llm", "seq2seq", "chat")
 OPTIONS = (
     *("--monitor.every_steps", "1", "--training.max_steps", "60"),
     *("--schedule.warmup_steps", "10"),

@@ -1,5 +1,7 @@
 """Every workload on a GPU: learns and repeats itself, with each format and switch that it has."""
 
+import json
+
 import pytest
 import torch
 from test_training import FP8, OPTIONS, check_resume, mean_loss, train
@@ -23,8 +25,14 @@ SMALL = {  # learns in 60 steps, with products that tensor cores take
         *("--optimizer.learning_rate", "3e-3"),
     ),
     "vision": ("--model.width", "32", "--data.batch_size", "64"),
+    "chat": (
+        *("--data.sample_chats", "400", "--data.block_size", "128", "--data.batch_size", "8"),
+        *("--model.layers", "2", "--model.width", "128", "--model.hidden", "256"),
+        *("--optimizer.learning_rate", "3e-3"),
+    ),
 }
 NO_DROPOUT = ("--model.dropout", "0")
+WITHOUT_DROPOUT = ("chat", "vision")
 LOADERS = {"windows": "chunk", "timeseries": "memmap"}
 LOADERS |= {"forecast": "memmap", "llm": "memmap", "vision": "memmap"}
 EAGER = ("--compile.enabled", "false")
@@ -85,7 +93,7 @@ def test_every_switch_learns_alike(workload, tmp_path):
     losses_by_name = {}
     for name, switch in SWITCHES.items():
         words = (*SMALL[workload], "--training.precision", "tf32", *switch)
-        if workload != "vision":  # it has no dropout
+        if workload not in WITHOUT_DROPOUT:
             words += NO_DROPOUT
         losses_by_name[name] = mean_loss(tmp_path / name, *words, **cell(workload))
     for name, loss in losses_by_name.items():
@@ -113,4 +121,8 @@ def test_fp8_learns_like_bf16(workload, tmp_path):
     for precision in ("bf16", "fp8"):
         words = (*SMALL[workload], "--training.precision", precision)
         losses_by_name[precision] = mean_loss(tmp_path / precision, *words, **cell(workload))
+    (environment,) = (tmp_path / "fp8").glob("runs/*/env.json")
+    entries = json.loads(environment.read_text())["optimizations"]
+    (layers,) = [entry["state"] for entry in entries if entry["name"] == "fp8"]
+    assert not layers.startswith("0 ")
     assert losses_by_name["fp8"] == pytest.approx(losses_by_name["bf16"], rel=0.1)
