@@ -78,6 +78,14 @@ def damaged_gzip(path):
     path.write_bytes(content[:middle] + bytes(100) + content[middle + 100 :])
 
 
+def unwritten(path):
+    """HDF5 whose second half nobody wrote, as of a job that was ended."""
+    with h5py.File(path, "w") as file:
+        features = file.create_dataset("features", (100, 4, 2), "f4", chunks=(10, 4, 2))
+        features[:50] = 1
+        file["targets"] = TARGETS
+
+
 FEATURES = np.ones((100, 4, 2))
 TARGETS = np.ones((100, 1))
 JULIAN = 2_460_000 + np.arange(800).reshape(100, 4, 2) / 24
@@ -100,6 +108,7 @@ WINDOWS: Files = {
     "nan": (hdf5(features=FEATURES * np.nan, targets=TARGETS), "is not a finite number: nan"),
     "julian": (hdf5(features=JULIAN, targets=TARGETS), "too coarse for a column: julian: subtract"),
     "target": (hdf5(features=FEATURES, targets=TARGETS * np.inf), "not a finite number: target"),
+    "unwritten": (unwritten, "some rows were never written, and would be read as 0: unwritten: "),
     "one": (hdf5(features=FEATURES[:1], targets=TARGETS[:1]), "does not split 1 rows"),
 }
 
@@ -377,3 +386,13 @@ def test_all_spellings_of_a_category_are_one(tmp_path, monkeypatch, capsys):
     assert not capsys.readouterr().out
     assert classes("NaN", "x", "y") == ["NaN", "x", "y"]
     assert "note: column 'b' has cells 'NaN', which are a value" in capsys.readouterr().out
+
+
+def test_a_folder_whose_name_ends_like_an_image_is_none(tmp_path, monkeypatch):
+    train = load_script("vision", monkeypatch)
+    for kind in ("cat", "dog.jpg"):
+        (tmp_path / kind / "scans.png").mkdir(parents=True)
+        Image.new("L", (8, 8)).save(tmp_path / kind / "scans.png/1.png")
+    source = train.read_source(tmp_path)
+    assert source.labels == ["cat", "dog.jpg"]
+    assert [path.name for path in source.items] == ["1.png", "1.png"]

@@ -45,6 +45,7 @@ def read_folder(path: Path) -> Source:
     """Return the images below a folder. Their classes are the folders in it, or in train, val, …"""
     names = glob("**", root_dir=path, recursive=True)  # without hidden ones
     files = [Path(name) for name in names if IMAGE.search(name) and os.sep in name]
+    files = [file for file in files if not (path / file).is_dir()]
     files.sort(key=lambda file: (file.parent, file.name))
     known = {SPLIT_OF.get(file.parts[0].lower()) for file in files}
     has_splits = None not in known or len(known) > 2  # others next to splits are left out

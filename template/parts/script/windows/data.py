@@ -1,3 +1,6 @@
+ALLOCATED = h5py.h5d.SPACE_STATUS_ALLOCATED
+
+
 def open_windows(path: str | Path) -> list[h5py.Dataset]:
     """Return `features` (N, T, F) and `targets` (N, H) of an HDF5 file."""
     try:
@@ -12,6 +15,11 @@ def open_windows(path: str | Path) -> list[h5py.Dataset]:
         raise UserError(
             f"wrong features {features} or targets {targets}: {path}: "
             "write floats of the shapes (N, T, F) and (N, H); MATLAB reverses them"
+        )
+    if any(dataset.id.get_space_status() != ALLOCATED for dataset in datasets):
+        raise UserError(
+            f"some rows were never written, and would be read as 0: {path}: write them, "
+            "or make the datasets smaller"
         )
     # With as many features as targets, the last axis may be the samples as well as the first.
     if features[-1] == targets[-1] and features[0] == min(features) < features[-1]:
