@@ -133,14 +133,35 @@ def assert_near(logits, expected):
 # ---- the model -----------------------------------------------------------------------------------
 
 
-def imitated(query, key, value, borders, *sizes, **options):
+def imitated(query, key, value, borders, others, longest, longest_other, grouped):
     """`varlen_attn`, which no CPU has."""
+    assert others is borders
+    assert longest == longest_other >= borders.diff().max()
+    assert grouped or key.shape == query.shape
     causal = module("model").causal
     mixed = []
     for begin, end in itertools.pairwise(borders):
         if begin < end:
             mixed.append(causal(query[begin:end], key[begin:end], value[begin:end]))
     return torch.cat(mixed)
+
+
+def varlen_2_10(*inputs, is_causal=False):
+    assert is_causal
+    return imitated(*inputs, grouped=False)
+
+
+def varlen_2_11(*inputs, window_size=(-1, -1)):
+    assert window_size == (-1, 0)
+    return imitated(*inputs, grouped=False)
+
+
+def varlen_2_12(*inputs, window_size=(-1, -1), enable_gqa=False):
+    assert window_size == (-1, 0)
+    return imitated(*inputs, grouped=enable_gqa)
+
+
+VARLEN = {(2, 10): varlen_2_10, (2, 11): varlen_2_11, (2, 12): varlen_2_12, (2, 13): varlen_2_12}
 
 
 @torch.no_grad()
@@ -161,9 +182,11 @@ def assert_logits_are_those_of(library, model, monkeypatch):
     own = module("model")
     first = batch["first"]
     documents = {"mask": own.Documents(mask=own.mask_of(first))}
-    documents["varlen"] = own.Documents(borders=own.borders_of(first), longest=230)
-    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", imitated)
-    for form in documents.values():
+    documents |= dict.fromkeys(VARLEN, own.Documents(borders=own.borders_of(first), longest=230))
+    for name, form in documents.items():
+        if name in VARLEN:
+            monkeypatch.setattr(own, "TORCH", name)
+            monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", VARLEN[name])
         states = model.states(batch["tokens"][0], batch["positions"][0], form)
         logits = functional.linear(states, model.head_weight)[:217]
         assert_near(logits, torch.cat(expected))

@@ -25,6 +25,7 @@ from .pretrained import Architecture, load_weights, model_folder, read_object
 from .settings import Settings
 from .tokenizer import read_definition
 
+TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
 VARLEN_CAPABILITY = (8, 0)  # torch's attention over texts of any length needs this GPU, or a newer
 
 
@@ -129,24 +130,27 @@ def attend(query: Tensor, key: Tensor, value: Tensor, documents: Documents) -> T
         each = [causal(*part) for part in zip(*parts, strict=True)]
         return torch.cat(each)
     if documents.borders is not None:
-        from torch.nn.attention.varlen import varlen_attn
-
-        borders = documents.borders
-        longest = documents.longest
-        causal_window = (-1, 0)
-        mixed: Any = varlen_attn(
-            query,
-            key,
-            value,
-            borders,
-            borders,
-            longest,
-            longest,
-            window_size=causal_window,
-            enable_gqa=key.shape[1] != query.shape[1],
-        )
-        return mixed
+        return attend_between(documents.borders, documents.longest, query, key, value)
     return causal(query, key, value, documents.mask)
+
+
+def attend_between(
+    borders: Tensor, longest: int, query: Tensor, key: Tensor, value: Tensor
+) -> Tensor:
+    """Compute `attend` by torch's `varlen_attn`, which has other parameters before torch 2.12."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    options: dict[str, Any] = {"window_size": (-1, 0)}
+    if TORCH < (2, 11):
+        options = {"is_causal": True}
+    group = query.shape[1] // key.shape[1]
+    if group > 1 and TORCH < (2, 12):
+        key = key.repeat_interleave(group, 1)
+        value = value.repeat_interleave(group, 1)
+    elif group > 1:
+        options["enable_gqa"] = True
+    mixed: Any = varlen_attn(query, key, value, borders, borders, longest, longest, **options)
+    return mixed
 
 
 def causal(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
