@@ -80,6 +80,7 @@ class Command:
 
     def start(self, program: str, words: tuple[str, ...], log: int) -> int:
         environment = {**os.environ, "TRAINING_ROOT": str(self.folder)}
+        environment["TORCHINDUCTOR_CACHE_DIR"] = str(self.folder.parent / "compiled")  # of all rows
         # Rows of other benchmarks have it in any case; here the profile decides.
         environment.pop("CUBLAS_WORKSPACE_CONFIG", None)
         return subprocess.run(

@@ -135,7 +135,8 @@ def test_two_ranks_train_stop_resume_and_evaluate_as_one(cell, place):
     words = split("evaluate --split validation --checkpoint last")
     results = run_ranks(project, *words, cwd=folder)
     assert_good(results)
-    assert results[1].out == ""
+    said = [line for line in results[1].out.splitlines() if not line.startswith("[Gloo]")]
+    assert said == []  # torch 2.10 says that its ranks are connected
     together = evaluation_of(folder)["metrics"]
     assert_good([run(project, *words, cwd=folder)])
     by_one = evaluation_of(folder)["metrics"]

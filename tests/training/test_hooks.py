@@ -173,7 +173,9 @@ def test_a_state_that_could_not_be_read_back_is_refused_before_it_is_written(hoo
     path = '"where": __import__("pathlib").Path()}'
     source = COUNT.replace('"evaluations": self.evaluations}', path)
     result = run(hooked("count", source), "train", *WORDS, cwd=place)
-    one_error(result, "a state holds a pathlib.PosixPath: hooks/", "plain values and tensors")
+    one_error(
+        result, r"a state holds a pathlib[\w.]*\.PosixPath: hooks/", "plain values and tensors"
+    )
 
 
 def test_a_misspelt_method_is_one_line_at_the_start(hooked, place):

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import sys
 from typing import Any
 
 import numpy as np
@@ -226,6 +227,9 @@ def test_an_error_that_passes_and_lost_settings_cost_no_phase(place, reference):
     assert sorted(second.rglob("*")) == before
     (place / "kept.yaml").rename(config)
     done = run(project, "train", "--resume", cwd=place, before=unlisted)
+    if sys.version_info >= (3, 13):  # every listing goes through `scandir` there, and one may fail
+        one_error(done, "Permission denied")
+        done = run(project, "train", "--resume", cwd=place)
     assert done.code == 0, done.err
     assert results(place) == results(reference)
 

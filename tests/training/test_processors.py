@@ -110,4 +110,6 @@ def test_an_account_without_utf8_home_git_and_compiler_works(tmp_path):
     for result in others:
         assert result.code == 0, result.err
         assert "Traceback" not in result.err
-    one_error(compiled, "could not be compiled .UnicodeDecodeError|no working C\\+\\+ compiler found")
+    one_error(
+        compiled, "could not be compiled .UnicodeDecodeError|no working C\\+\\+ compiler found"
+    )
