@@ -33,7 +33,7 @@ MORE_EXTRAS = {"llm": ["watch", "profile"], "chat": ["lora"]}
 SCRIPT = f"""#!/bin/sh
 # Runs in the repository's root.
 set -e
-install="python3 -m pip install --quiet --no-index --find-links build/gpu/wheels"
+install="python3 -m pip install --quiet --upgrade --no-index --find-links build/gpu/wheels"
 $install {" ".join(PACKAGES)}
 $install --no-deps {" ".join(BARE).replace(">=", "'>='")}
 export FASTTRAIN_PROJECTS=build/gpu/projects
