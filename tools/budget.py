@@ -99,7 +99,7 @@ LARGEST = Budget(145, 16, 111_500, 10.6, 360, 0, 0)
 SCRIPTS = {
     "timeseries": Budget(8, 7, 7_900, 10.9, 400, 0, 0),
     "forecast": Budget(8, 7, 9_080, 11.1, 400, 0, 0),
-    "tabular": Budget(8, 7, 8_630, 10.95, 400, 0, 0),
+    "tabular": Budget(8, 7, 8_660, 10.95, 400, 0, 0),
     "windows": Budget(8, 7, 8_970, 10.9, 400, 0, 0),
     "llm": Budget(8, 7, 8_050, 10.9, 400, 0, 0),
     "seq2seq": Budget(8, 7, 8_800, 10.9, 400, 0, 0),

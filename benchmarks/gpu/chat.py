@@ -12,10 +12,12 @@ minutes on an H200.
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
 import tempfile
 import time
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -190,30 +192,37 @@ def cells(row: dict[str, Any], done: dict[str, dict[str, Any]]) -> list[str]:
     ]
 
 
-def main() -> None:
-    arguments = begin(__doc__, "chat", steps=40)
+def plan_of(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     small = REHEARSAL if arguments.rehearse else {}
     block, count = (64, 40) if arguments.rehearse else (BLOCK, CHATS)
+    plan: dict[str, Any] = {}
+    for size, shape in SHAPES.items():
+        shape = SMALL if arguments.rehearse else shape
+        model = write_model(folder / size, shape)
+        data = folder / f"data-{size}"
+        write_chats(data, model, shape["vocab_size"], block, count)
+        common = FLAGS | {"model.pretrained": model, "data.path": data}
+        common |= {"data.block_size": BLOCK, "data.batch_size": BATCH}
+        common |= {"training.max_steps": arguments.steps, "monitor.every_steps": EVERY}
+        for trained, rank in TRAINED.items():
+            flags = common | {"lora.rank": rank} | small
+            name = f"{size}, {trained}"
+            plan[f"{name}, {BY_HAND}"] = partial(by_hand, flags)
+            plan[name] = partial(ours, folder, flags)
+    return plan
+
+
+def main() -> None:
+    arguments = begin(__doc__, "chat", steps=40)
+    names = []
+    for size in SHAPES:
+        for trained in TRAINED:
+            names += [f"{size}, {trained}, {BY_HAND}", f"{size}, {trained}"]
+    how = f"batch {BATCH}, block {BLOCK}, bf16, {arguments.steps} steps a row"
+    how += f", the first {WARM * EVERY} not counted"
+    book = Book("chat", COLUMNS, cells, names, arguments, how)
     with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        plan: dict[str, Any] = {}
-        for size, shape in SHAPES.items():
-            shape = SMALL if arguments.rehearse else shape
-            model = write_model(folder / size, shape)
-            data = folder / f"data-{size}"
-            write_chats(data, model, shape["vocab_size"], block, count)
-            common = FLAGS | {"model.pretrained": model, "data.path": data}
-            common |= {"data.block_size": BLOCK, "data.batch_size": BATCH}
-            common |= {"training.max_steps": arguments.steps, "monitor.every_steps": EVERY}
-            for trained, rank in TRAINED.items():
-                flags = common | {"lora.rank": rank} | small
-                name = f"{size}, {trained}"
-                plan[f"{name}, {BY_HAND}"] = lambda flags=flags: by_hand(flags)
-                plan[name] = lambda flags=flags: ours(folder, flags)
-        how = f"batch {BATCH}, block {BLOCK}, bf16, {arguments.steps} steps a row"
-        how += f", the first {WARM * EVERY} not counted"
-        book = Book("chat", COLUMNS, cells, list(plan), arguments, how)
-        book.run(plan)
+        book.run(lambda: plan_of(Path(temporary), arguments))
 
 
 if __name__ == "__main__":

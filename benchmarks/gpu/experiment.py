@@ -110,7 +110,7 @@ def main() -> None:
         }
         how = "5 seeds of 60 steps, default projects without compilation, three rows at a time"
         book = Book("experiment", COLUMNS, cells, list(plan), arguments, how)
-        book.run(plan, at_a_time=AT_A_TIME)
+        book.run(lambda: plan, at_a_time=AT_A_TIME)
 
 
 if __name__ == "__main__":

@@ -111,7 +111,7 @@ def main() -> None:
             name: lambda on=on | small, builder=builder: measured(folder, on, builder)
             for name, (on, builder) in plan.items()
         }
-        book.run(works)
+        book.run(lambda: works)
 
 
 if __name__ == "__main__":

@@ -19,8 +19,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,10 +40,12 @@ QUERY = (
     "--format=csv,noheader,nounits",
     "--loop-ms=200",
 )
-WARM = 2  # logged rows of a training that do not count
+WARM = 2  # regular records of a training that do not count
 FEWEST = WARM + 1  # steps of a row in a rehearsal, which logs each
 
 Row = dict[str, Any]
+Plan = dict[str, Callable[[], Row]]
+"""By the name of a row: what measures it."""
 
 
 def begin(doc: str, workload: str, steps: int = 0) -> argparse.Namespace:
@@ -105,13 +107,12 @@ class Training(NamedTuple):
     ready_s: float  # imports, data, dry run
 
     def steady(self, *names: str, after: int = 0) -> Row:
-        """Medians over the warm rows, or over those after a step; missing names are left out.
+        """Medians over the records after a step, or after the first ones that are due regularly.
 
-        The range of the first name is there too, as `NAME_range`.
+        Missing names are left out. The range of the first name is there too, as `NAME_range`.
         """
-        late = self.rows[WARM:]
-        if after:
-            late = [row for row in self.rows if row["step"] > after]
+        after = after or WARM * self.run.settings.monitor.every_steps
+        late = [row for row in self.rows if row["step"] > after]
         figures: Row = {}
         for name in names:
             if name in late[0]:
@@ -258,32 +259,34 @@ class Book:
             )
         return rows
 
-    def asked(self, names: Iterable[str], first: tuple[str, ...] = ()) -> list[str]:
+    def asked(self, first: tuple[str, ...] = ()) -> list[str]:
         """The rows that the command line asks for, in their order."""
-        order = [*first, *(name for name in names if name not in first)]
+        order = [*first, *(name for name in self.names if name not in first)]
         if self.arguments.headline:
             order = [*first]
         if self.arguments.only:
-            order = [name for name in names if name in self.arguments.only]
+            order = [name for name in self.names if name in self.arguments.only]
         return order
 
     def run(
-        self, plan: dict[str, Callable[[], Row]], first: tuple[str, ...] = (), at_a_time: int = 1
+        self, make_plan: Callable[[], Plan], first: tuple[str, ...] = (), at_a_time: int = 1
     ) -> None:
         """Measure what is missing, the rows of `first` before the others; then print the table.
 
-        at_a_time: rows side by side, if none is timed and each has processes of its own.
+        make_plan: writes the data; it is not called if nothing is missing. at_a_time: rows side by
+        side, if none is timed and each has processes of its own.
         """
-        asked = self.asked(plan, first)
+        asked = self.asked(first)
         names = [name for name in asked if name not in self.done]
+        plan = make_plan() if names else {}
         if at_a_time == 1:
             for name in names:
                 self.measure(name, plan[name])
         else:
             with ThreadPoolExecutor(at_a_time) as pool:
-                results = {name: pool.submit(plan[name]) for name in names}
-                for name, result in results.items():
-                    self.measure(name, result.result)
+                results = {pool.submit(plan[name]): name for name in names}
+                for result in as_completed(results):
+                    self.measure(results[result], result.result)
         self.close(asked)
 
     def measure(self, name: str, work: Callable[[], Row]) -> None:
@@ -291,8 +294,8 @@ class Book:
         import torch
 
         gc.unfreeze()
+        torch._dynamo.reset()  # before the collection: it drops compiled code and CUDA graphs
         gc.collect()
-        torch._dynamo.reset()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()

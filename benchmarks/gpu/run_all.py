@@ -33,7 +33,6 @@ STAGES = {  # in the order of their value
     CHUNK_TESTS: (*PYTEST, "tests/gpu/test_chunk.py"),
     "timeseries": ("benchmarks/gpu/timeseries.py",),
     "llm, headline": ("benchmarks/gpu/llm.py", "--headline"),
-    TESTS: (*PYTEST, "tests/gpu"),
     "scripts": ("benchmarks/gpu/scripts.py",),
     "llm": ("benchmarks/gpu/llm.py",),
     "seq2seq, headline": ("benchmarks/gpu/seq2seq.py", "--headline"),
@@ -42,6 +41,7 @@ STAGES = {  # in the order of their value
     "chat": ("benchmarks/gpu/chat.py",),
     "experiment": ("benchmarks/gpu/experiment.py",),
     "graph": ("benchmarks/gpu/graph.py",),
+    TESTS: (*PYTEST, "tests/gpu"),
 }
 
 

@@ -130,7 +130,7 @@ def main() -> None:
             name: lambda against=against, on=on: ours(folder, against, common | on | small)
             for name, (against, on) in plan.items()
         }
-        book.run(works, FIRST)
+        book.run(lambda: works, FIRST)
 
 
 if __name__ == "__main__":

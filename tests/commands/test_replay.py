@@ -10,9 +10,11 @@ import re
 import shutil
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
+from importing import imported
 from overflow import overflowing
 from rendering import REPOSITORY, render, replace
 from running import PACKAGE, check_run, documented, newest_run, one_error, run
@@ -200,6 +202,21 @@ def test_lora_on_weights_of_a_run_has_equal_bits(tmp_path):
     train(tmp_path, *words, **options)
     done = command(tmp_path, "replay", "b", "--steps", ":9", **options)
     assert done.out.endswith("\nequal bits: steps 1 to 9\n"), done.err
+
+
+def test_a_step_is_captured_where_the_whole_model_is_compiled():
+    rerun = imported(render(workload="tabular", extras=EXTRAS), "measure.rerun")
+    model = torch.nn.Linear(4, 4)
+    model.compile(backend="eager", fullgraph=True)
+    project = SimpleNamespace(model=model, optimizer=torch.optim.SGD(model.parameters()))
+    run_of_model = SimpleNamespace(project=project, step=0)
+    state = rerun.capture(run_of_model, 12)
+    for step in range(14):  # a hook that is compiled is compiled again for each step
+        run_of_model.step = step
+        model(torch.full((2, 4), float(step))).sum().backward()
+        project.optimizer.step()
+    assert [batch[0, 0].item() for batch in state["batches"]] == [11.0]
+    assert set(state["gradients"]) == {"weight", "bias"}
 
 
 def typed(*lines):

@@ -333,7 +333,7 @@ def test_the_benchmark_compares_on_with_off(workload, kind, tmp_path):
     results = [json.loads(path.read_text()) for path in (tmp_path / "benchmark_results").iterdir()]
     assert sorted(result["compared"] for result in results) == sorted(measured)
     (rounds,) = {np.shape(result["measured"]) for result in results}
-    assert rounds == (1, 2, 2)  # on and off: milliseconds of a step, peak memory
+    assert rounds == (1, 2, 2)  # on and off: milliseconds of a step, its memory
 
 
 def test_a_lever_without_effect_is_a_note_with_the_reason(tmp_path, monkeypatch):

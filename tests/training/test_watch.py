@@ -297,6 +297,26 @@ def test_the_fraction_of_the_roofline(monkeypatch):
     assert torch.equal(torch.get_rng_state(), state)
 
 
+class OfBatch(nn.Linear):
+    def forward(self, batch):
+        return super().forward(batch["x"])
+
+
+def test_the_first_batch_is_caught_where_the_whole_model_is_compiled(monkeypatch, tmp_path):
+    monkeypatch.setattr(watch, "Samples", MagicMock())
+    monkeypatch.setattr(watch, "Leaks", MagicMock())
+    model = OfBatch(32, 16)
+    model.compile(backend="eager", fullgraph=True)
+    project = SimpleNamespace(settings=SETTINGS, model=model, device=CUDA)
+    project.distributed = SimpleNamespace(is_main=True)
+    hook = watch.Hook()
+    hook.start(MagicMock(project=project, batches_of=lambda step: (0, 0, 1)))
+    for rows_of_batch in (8, 4):
+        model({"x": torch.randn(rows_of_batch, 32)}).sum().backward()
+    assert {name: shape.shape for name, shape in hook.shapes.items()} == {"x": (8, 32)}
+    assert hook.shapes["x"].is_meta
+
+
 # ---- the page ----
 
 

@@ -85,7 +85,10 @@ class Hook:
         self.roof = 0.0  # seconds per sample at the card's roofline; 0 if unknown
         self.shapes: Batch = {}
         if project.device.type == "cuda":
-            self.catching = project.model.register_forward_pre_hook(self._catch)
+            from torch import compiler
+
+            catch = compiler.disable(self._catch)  # the whole model may be compiled
+            self.catching = project.model.register_forward_pre_hook(catch)
 
     def _catch(self, model: nn.Module, inputs: tuple[Batch, ...]) -> None:
         """Keep the shapes of the first batch, to compute the roofline."""
