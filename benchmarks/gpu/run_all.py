@@ -26,8 +26,8 @@ from publish import PAGES, put
 from rows import OUTPUT, REHEARSAL, REHEARSED, ROOT, Row, read
 
 CHUNK_TESTS = "tests of the chunk loader"
-TESTS = "GPU tests"
 PYTEST = ("-m", "pytest", "-m", "gpu", "-q")
+PARTS = 4  # of the GPU tests: what a lost machine repeats
 STAGES = {  # in the order of their value
     "resume": ("benchmarks/gpu/resume.py",),
     CHUNK_TESTS: (*PYTEST, "tests/gpu/test_chunk.py"),
@@ -41,8 +41,10 @@ STAGES = {  # in the order of their value
     "chat": ("benchmarks/gpu/chat.py",),
     "experiment": ("benchmarks/gpu/experiment.py",),
     "graph": ("benchmarks/gpu/graph.py",),
-    TESTS: (*PYTEST, "tests/gpu"),
 }
+for number in range(1, PARTS + 1):
+    shard = f"{number}/{PARTS}"
+    STAGES[f"GPU tests, part {number}"] = (*PYTEST, "tests/gpu", "--shard", shard)
 
 
 def run_all(output: Path, stages: list[str], rehearse: bool) -> int:

@@ -139,11 +139,14 @@ def test_a_stage_is_chosen_and_one_that_passed_is_not_tested_again(run_all, tmp_
         return SimpleNamespace(returncode=0)
 
     monkeypatch.setattr(run_all.subprocess, "run", run)
-    chosen = ["graph", run_all.CHUNK_TESTS]
+    chosen = ["graph", run_all.CHUNK_TESTS, "GPU tests, part 4"]
     assert run_all.run_all(tmp_path, chosen, rehearse=False) == 0
-    assert [command[-2:] for command in commands] == [["-n", "8"], ["--output", str(tmp_path)]]
+    chunk, graph, last = commands
+    assert chunk[-3:] == ["tests/gpu/test_chunk.py", "-n", "8"]
+    assert graph[-2:] == ["--output", str(tmp_path)]
+    assert last[-4:] == ["--shard", "4/4", "-n", "8"]
     assert run_all.run_all(tmp_path, chosen, rehearse=False) == 0
-    assert [command[0] for command in commands[2:]] == ["benchmarks/gpu/graph.py"]
+    assert commands[3:] == [graph]
 
 
 def write_run(folder, losses, weight):
