@@ -148,7 +148,7 @@ NULLS: dict[str, list[Edit]] = {
 }
 
 
-PARTS = {"noops": NOOPS, "nulls": NULLS, "rates": TINY}  # each with its workloads
+PARTS: dict[str, Any] = {"noops": NOOPS, "nulls": NULLS, "rates": TINY}  # each with its workloads
 
 
 def git(folder: Path, *words: str) -> None:

@@ -301,7 +301,7 @@ def plan(old: Tree, new: Tree) -> Iterator[tuple[str, tuple[Tree, Cell], tuple[T
 
 
 def possible(workload: str, precision: str) -> bool:
-    from variants import LARGE_PRODUCTS
+    from sizes import LARGE_PRODUCTS
 
     return precision != "fp8" or (
         workload in LARGE_PRODUCTS and importlib.util.find_spec("torchao") is not None

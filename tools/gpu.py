@@ -5,7 +5,7 @@
 
 It holds rendered projects and wheels of what they need. Copy the repository with that folder, and
 run `sh build/gpu/run_all.sh` there: `make bench-gpu` without its environment. The machine's own
-Python needs PyTorch, matplotlib and h5py.
+Python needs PyTorch, matplotlib and h5py, and `experiment` needs git.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from sizes import LARGE_PRODUCTS
+
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = (
     *("pydantic", "pyyaml", "safetensors", "tqdm", "pytest", "pytest-timeout", "pytest-xdist"),
@@ -27,7 +29,6 @@ PACKAGES = (
 BARE = ("tokenizers", "torchao", "transformers>=5.23")
 LOADERS = {"windows": "chunk"}  # of the projects; of any other workload: dataloader
 LOADERS |= dict.fromkeys(("tabular", "timeseries", "forecast", "llm", "vision"), "memmap")
-FP8 = ("llm", "seq2seq", "chat")  # workloads whose projects have code for it
 EXTRAS = ["experiment", "replay"]
 MORE_EXTRAS = {"llm": ["watch", "profile"], "chat": ["lora"]}
 SCRIPT = f"""#!/bin/sh
@@ -46,7 +47,7 @@ def answers_of(workload: str) -> dict[str, Any]:
     """Answers of the project of a workload that benchmarks/gpu measures."""
     answers: dict[str, Any] = {"workload": workload, "framework": "pytorch"}
     answers["loader"] = LOADERS.get(workload, "dataloader")
-    if workload in FP8:
+    if workload in LARGE_PRODUCTS:
         answers["precision"] = "fp8"
     return answers | {"extras": EXTRAS + MORE_EXTRAS.get(workload, [])}
 

@@ -1,5 +1,7 @@
-"""Small sizes of each workload, with which a run takes seconds and yet learns."""
+"""Which workloads have large matrix products; small sizes of each workload, with which a run takes
+seconds and yet learns."""
 
+LARGE_PRODUCTS = ("llm", "seq2seq", "chat")  # workloads that fp8 and fsdp are offered for
 GPT2 = ("--model.positions", "learned", "--model.bias", "true", "--data.block_size", "1024")
 EMULATED = ("--training.fp8_emulation", "true")
 # Small enough for seconds, large enough to learn: flags of each workload for its synthetic data.

@@ -10,11 +10,11 @@ from typing import Any
 import jinja2
 import yaml
 from rendering import REPOSITORY, questions
+from sizes import LARGE_PRODUCTS
 from tiers import covering
 
 Answers = dict[str, Any]
 
-LARGE_PRODUCTS = ("llm", "seq2seq", "chat")  # workloads that fp8 and fsdp are offered for
 PARTS_OF_SCRIPTS = REPOSITORY / "template/parts/script"
 SCRIPTS = tuple(sorted(path.name for path in PARTS_OF_SCRIPTS.iterdir() if path.name[0] != "_"))
 

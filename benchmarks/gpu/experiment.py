@@ -11,7 +11,6 @@ minutes on an H200.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -21,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rows import Book, begin, find_project
+from rows import Book, begin, environment_of, find_project
 
 WORKLOADS = ("llm", "timeseries", "vision")
 NOTHING = "an edit without effect"
@@ -58,15 +57,11 @@ def verdict(place: Path, workload: str, edit: str, rehearse: bool) -> dict[str, 
 
         words += [*TINY[workload], "--schedule.warmup_steps", "1"]
     words += [*COMMON, "--steps", "3" if rehearse else "60"]
-    environment = {**os.environ, "TRAINING_ROOT": str(folder)}
-    environment["PYTHONPATH"] = os.pathsep.join(
-        filter(None, (str(folder / "src"), os.environ.get("PYTHONPATH")))
-    )
     start = time.perf_counter()
     done = subprocess.run(
         [sys.executable, "-m", "my_training", *words],
         cwd=folder,
-        env=environment,
+        env=environment_of(folder, folder),
         capture_output=True,
         text=True,
         timeout=SECONDS,
@@ -74,6 +69,8 @@ def verdict(place: Path, workload: str, edit: str, rehearse: bool) -> dict[str, 
     if done.returncode not in (0, 1, 3):
         raise RuntimeError(done.stderr.strip().splitlines()[-1])
     row = json.loads(done.stdout)
+    if not row["seeds"]:  # a side failed before its first training
+        raise RuntimeError(row["why"])
     names = ("verdict", "why", "seeds", "effect", "interval", "details")
     return {name: row[name] for name in names} | {"seconds": time.perf_counter() - start}
 

@@ -93,6 +93,13 @@ def find_project(workload: str) -> Path:
     return render(**answers)
 
 
+def environment_of(project: Path, root: Path) -> dict[str, str]:
+    """Of `python -m my_training`: the modules of a project, and the folder of its data and runs."""
+    modules = [str(project.resolve() / "src"), os.environ.get("PYTHONPATH", "")]
+    path = os.pathsep.join(filter(None, modules))
+    return {**os.environ, "PYTHONPATH": path, "TRAINING_ROOT": str(root)}
+
+
 def project(name: str) -> Any:
     """A module of the project."""
     return importlib.import_module(f"my_training.{name}")

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from rows import Book, begin, project, share, spread, train, watched
+from rows import Book, begin, environment_of, project, share, spread, train, watched
 
 WINDOWS, SHAPE, TARGETS, BATCH, EVERY = 51_779, (360, 167), 36, 128, 50
 COLD_STEPS, COLD_FIRST = 250, 50  # of a row with an empty page cache, and those that do not count
@@ -248,9 +248,7 @@ def prepare(folder: Path, arguments: argparse.Namespace) -> None:
         assert in_fork(lambda: project("__main__").main(words)) == 0
         return
     command = (sys.executable, "-m", "my_training", *words)
-    modules = [str(arguments.project.resolve() / "src"), os.environ.get("PYTHONPATH", "")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, modules))}
-    environment["TRAINING_ROOT"] = str(folder)
+    environment = environment_of(arguments.project, folder)
     subprocess.run(command, cwd=folder, env=environment, check=True, stdout=subprocess.DEVNULL)
 
 

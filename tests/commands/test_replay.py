@@ -211,7 +211,7 @@ def test_a_step_is_captured_where_the_whole_model_is_compiled():
     project = SimpleNamespace(model=model, optimizer=torch.optim.SGD(model.parameters()))
     run_of_model = SimpleNamespace(project=project, step=0)
     state = rerun.capture(run_of_model, 12)
-    for step in range(14):  # more than a compiled hook could be compiled again
+    for step in range(14):
         run_of_model.step = step
         model(torch.full((2, 4), float(step))).sum().backward()
         project.optimizer.step()

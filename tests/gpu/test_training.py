@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from gpu import answers_of, name_of
 
 pytestmark = [
     pytest.mark.gpu,
@@ -19,7 +20,6 @@ pytestmark = [
 ]
 LOADERS = ("dataloader", "chunk", "memmap")
 FRAMEWORKS = ("pytorch", "lightning", "accelerate")
-FP8 = ("llm", "seq2seq", "chat")
 OPTIONS = (
     *("--monitor.every_steps", "1", "--training.max_steps", "60"),
     *("--schedule.warmup_steps", "10"),
@@ -27,14 +27,14 @@ OPTIONS = (
 
 
 def project(workload="tabular", loader="memmap", framework="pytorch"):
-    """The rendered project of these answers, with code for fp8 where the workload has it."""
+    """The rendered project of these answers, as benchmarks/gpu has it."""
+    answers = {**answers_of(workload), "loader": loader, "framework": framework}
     carried = os.environ.get("FASTTRAIN_PROJECTS")
     if carried:
-        return Path(carried).resolve() / f"{workload}-{loader}-{framework}"
+        return Path(carried).resolve() / name_of(answers)
     from rendering import render
 
-    more = {"precision": "fp8"} if workload in FP8 else {}
-    return render(workload=workload, loader=loader, framework=framework, **more)
+    return render(**answers)
 
 
 def train(folder, *words, code=0, before="", **answers):

@@ -4,7 +4,9 @@ import json
 
 import pytest
 import torch
-from test_training import FP8, OPTIONS, check_resume, mean_loss, train
+from gpu import answers_of
+from sizes import LARGE_PRODUCTS
+from test_training import OPTIONS, check_resume, mean_loss, train
 
 pytestmark = [
     pytest.mark.gpu,
@@ -33,8 +35,6 @@ SMALL = {  # learns in 60 steps, with products that tensor cores take
 }
 NO_DROPOUT = ("--model.dropout", "0")
 WITHOUT_DROPOUT = ("chat", "vision")
-LOADERS = {"windows": "chunk", "timeseries": "memmap"}
-LOADERS |= {"forecast": "memmap", "llm": "memmap", "vision": "memmap"}
 EAGER = ("--compile.enabled", "false")
 SWITCHES = {
     "plain": EAGER,
@@ -69,7 +69,7 @@ loader.deliver, meter.Meter.next_batch, run.Run.end_step = delivered, guarded, c
 
 
 def cell(workload):
-    return {"workload": workload, "loader": LOADERS.get(workload, "dataloader")}
+    return {"workload": workload, "loader": answers_of(workload)["loader"]}
 
 
 @pytest.mark.parametrize("precision", ["tf32", "bf16", "fp16"])
@@ -112,7 +112,7 @@ def test_a_large_batch_of_an_lstm_stays_finite_in_half_precision(tmp_path):
     assert losses_by_name["bf16"] == pytest.approx(losses_by_name["fp32"], rel=0.05)
 
 
-@pytest.mark.parametrize("workload", FP8)
+@pytest.mark.parametrize("workload", LARGE_PRODUCTS)
 def test_fp8_learns_like_bf16(workload, tmp_path):
     if torch.cuda.get_device_capability() < (8, 9):
         pytest.skip("no fp8 before sm 8.9")
